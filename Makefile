@@ -33,7 +33,7 @@ test: $(VENV)/stamp-test ## run every check: lint, format, types, tests, code bl
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 .PHONY: format
 format: $(VENV)/stamp-test ## mend what the linter can mend, and format the code
