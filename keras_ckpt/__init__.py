@@ -1,0 +1,3 @@
+"""Train Keras models that do not fit in memory."""
+
+from keras_ckpt.recompute import recompute

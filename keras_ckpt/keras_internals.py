@@ -1,0 +1,255 @@
+"""Every contact with what Keras and TensorFlow do not promise to keep.
+
+Private names are used here and nowhere else, each with the reason; `tests/test_keras_internals.py`
+fails clearly when a new release changes one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# The Functional class is not exported, and `type(keras.Model(x, y))` would need a model.
+from keras.src.models.functional import Functional, functional_like_constructor, operation_fn
+from tensorflow.python.eager import record
+from tensorflow.python.framework import ops as framework_ops
+
+# Keras exports neither masks' accessors nor the state that a layer call runs in.
+from keras.src import backend as keras_backend
+from keras.src.backend.common import global_state
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.layers.layer import CallContext
+from keras.src.models.model import functional_init_arguments
+from keras.src.utils.python_utils import is_default
+
+__all__ = [
+    "Functional",
+    "functional_init_arguments",
+    "functional_like_constructor",
+    "operation_fn",
+]
+
+# Scopes of a layer call that the recompute has to find again: the arguments that a layer
+# inherits from the layer that calls it (`training`), and the dtype that weights are cast to.
+_CALL_CONTEXT = "current_call_ctx"
+_AUTOCAST_SCOPE = "autocast_scope"
+# Variables that were created inside a stateless scope and wait for their values.
+_UNINITIALIZED = "uninitialized_variables"
+# Where a graph keeps the gradient functions that the registry holds weakly.
+_GRADIENTS = "_keras_ckpt_gradients"
+
+
+def stop_recording() -> contextlib.AbstractContextManager[None]:
+    """Keeps operations off every active tape (public only inside `tf.recompute_grad`)."""
+    return record.stop_recording()
+
+
+def call_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Captures the state of the layer call under way, to be entered again in the backward pass.
+
+    Returns:
+        a function that makes a context manager in which layers find the call arguments and the
+        autocast dtype of now. Inside it no layer is the outermost one, so that none of them
+        forgets the losses that it has already recorded.
+    """
+    context = copy.copy(global_state.get_global_attribute(_CALL_CONTEXT))
+    autocast = global_state.get_global_attribute(_AUTOCAST_SCOPE)
+
+    @contextlib.contextmanager
+    def restored() -> Iterator[None]:
+        inside = CallContext(entry_layer=None) if context is None else copy.copy(context)
+        inside.entry_layer = None
+        state = {_CALL_CONTEXT: inside, _AUTOCAST_SCOPE: autocast}
+        outside = {name: global_state.get_global_attribute(name) for name in state}
+        for name, value in state.items():
+            global_state.set_global_attribute(name, value)
+        try:
+            yield
+        finally:
+            for name, value in outside.items():
+                global_state.set_global_attribute(name, value)
+
+    return restored
+
+
+def is_symbolic(structure: Any) -> bool:
+    """Whether Keras is only inferring shapes: nothing is computed, and nothing to recompute."""
+    leaves = keras.tree.flatten(structure)
+    return in_symbolic_scope() or any(isinstance(x, keras.KerasTensor) for x in leaves)
+
+
+def run_symbolically(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Builds the layers that a function calls, without computing anything, as `fit` does."""
+    args, kwargs = keras.tree.map_structure(_as_keras_tensor, (args, kwargs))
+    keras_backend.compute_output_spec(function, *args, **kwargs)
+
+
+def _as_keras_tensor(x: Any) -> Any:
+    return keras.KerasTensor(x.shape, x.dtype.name) if isinstance(x, tf.Tensor) else x
+
+
+@contextlib.contextmanager
+def ignoring_empty_cell() -> Iterator[None]:
+    """Reading a closure cell that has no value yet raises ValueError: there is nothing to see."""
+    with contextlib.suppress(ValueError):
+        yield
+
+
+def entry_layer() -> keras.layers.Layer | None:
+    """The outermost layer whose call is under way."""
+    context = global_state.get_global_attribute(_CALL_CONTEXT)
+    return None if context is None else context.entry_layer
+
+
+def flatten_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """A layer and all layers inside it: public only for models, and only one level deep."""
+    return layer._flatten_layers()
+
+
+def uninitialized_variables() -> list[keras.Variable]:
+    """Variables that were created where none can be: inside a stateless scope."""
+    return list(global_state.get_global_attribute(_UNINITIALIZED) or ())
+
+
+def forget_uninitialized_variables(variables: Sequence[keras.Variable]) -> None:
+    """Drops variables that will never get a value, so that a later scope does not fill them."""
+    dropped = {id(variable) for variable in variables}
+    kept = [v for v in uninitialized_variables() if id(v) not in dropped]
+    global_state.set_global_attribute(_UNINITIALIZED, kept)
+
+
+def get_mask(tensor: Any) -> Any:
+    """The Keras mask that travels with a tensor, or None."""
+    return keras_backend.get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Attaches a Keras mask to a tensor."""
+    keras_backend.set_keras_mask(tensor, mask)
+
+
+def read_variable(variable: keras.Variable) -> tf.Tensor:
+    """A variable's value now, unseen by any tape: `Variable.value` would ask the active scope."""
+    stored = variable._value
+    return tf.raw_ops.ReadVariableOp(resource=stored.handle, dtype=stored.dtype)
+
+
+def assign_variable(variable: keras.Variable, value: tf.Tensor) -> None:
+    """Assigns although a stateless scope is active, as `Variable.assign` does outside of one."""
+    variable._direct_assign(value)
+
+
+def stored_variable(variable: keras.Variable) -> tf.Variable:
+    """The TensorFlow variable behind a Keras one, whichever scope is active."""
+    return variable._value
+
+
+def take_loss_owner(
+    loss: tf.Tensor, layers: Sequence[keras.layers.Layer]
+) -> keras.layers.Layer | None:
+    """Finds the layer that recorded a loss in a stateless scope, and makes it forget that it did.
+
+    Keras notes only the `id` of the tensor with the layer. It has to go before the tensor does,
+    since a later tensor may get the same `id`.
+    """
+    for layer in layers:
+        if id(loss) in layer._loss_ids:
+            layer._loss_ids.discard(id(loss))
+            return layer
+    return None
+
+
+def nodes_in_order(functional: Functional) -> list[Any]:
+    """The operation nodes of a Functional model, in the order in which Keras runs them."""
+    depths = sorted(functional._nodes_by_depth, reverse=True)
+    nodes = (node for depth in depths for node in functional._nodes_by_depth[depth])
+    return [node for node in nodes if node.operation and not node.is_input]
+
+
+def inner_functional(operation: Any) -> Functional | None:
+    """The graph that a model runs when it is called, if it is one that does nothing else."""
+    if not isinstance(operation, keras.Model) or not is_default(operation.compute_mask):
+        return None
+    call = type(operation).call
+    call = getattr(call, "plain", call)
+    if call is Functional.call:
+        return operation
+    return operation._functional if call is keras.Sequential.call else None
+
+
+def set_default_masks(model: keras.Model, outputs: list[Any], masks: list[Any]) -> None:
+    """Gives outputs that have no mask those of the inputs, as a model's `__call__` does."""
+    if model.supports_masking:
+        model._set_mask_metadata(None, outputs, masks)
+
+
+def standardize_inputs(functional: Functional, inputs: Any) -> list[Any]:
+    """The flat input tensors as a Functional model's own `call` prepares them."""
+    return functional._standardize_inputs(inputs)
+
+
+def input_structure(functional: Functional) -> Any:
+    """The nested structure of a Functional model's inputs."""
+    return functional._inputs_struct
+
+
+def output_structure(functional: Functional) -> Any:
+    """The nested structure of a Functional model's outputs (`outputs` is flat)."""
+    return functional._outputs_struct
+
+
+@contextlib.contextmanager
+def releasing_gradients() -> Iterator[None]:
+    """Lets the gradient functions registered inside die with the graph that they belong to.
+
+    In a graph, `tf.custom_gradient` enters each call in TensorFlow's process-wide gradient
+    registry, from where it would hold the whole trace for ever. Here the registry keeps a weak
+    stub, and the graph keeps the function: when the graph goes, so do both.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = _outermost_graph()
+    if not hasattr(graph, _GRADIENTS):
+        setattr(graph, _GRADIENTS, [])
+    kept = getattr(graph, _GRADIENTS)
+    registry = framework_ops.gradient_registry._registry
+    known = len(registry)
+    try:
+        yield
+    finally:
+        for name in list(islice(registry, known, None)):
+            entry = registry[name]
+            if name.startswith("CustomGradient-") and not isinstance(entry["type"], _WeakGradient):
+                strong = entry["type"]
+                kept.append(strong)
+                registry[name] = {**entry, "type": _WeakGradient(strong), "location": None}
+                weakref.finalize(graph, registry.pop, name, None)
+
+
+def _outermost_graph() -> Any:
+    # A loop's body is a graph of its own that may be gone when its gradient is built.
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph):
+        graph = graph.outer_graph
+    return graph
+
+
+class _WeakGradient:
+    """A registered gradient function that does not keep its graph alive."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = weakref.ref(function)
+
+    def __call__(self, *args: Any) -> Any:
+        function = self._function()
+        if function is None:
+            raise RuntimeError("The graph that this gradient belongs to no longer exists.")
+        return function(*args)

@@ -1,0 +1,209 @@
+"""From a model and a `checkpoints=` setting to a plan.
+
+The one place where the parts of planning meet: model -> steps -> costs -> segments -> plan.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_ckpt.checkpoints import (
+    Setting,
+    check_setting,
+    describe,
+    find_cuts,
+    marker_cuts,
+)
+from keras_ckpt.costs import ModelCosts
+from keras_ckpt.graph import LinearModel, linearise
+from keras_ckpt.plan import Checkpoint, Plan
+from keras_ckpt.planners.budget import plan_budget
+from keras_ckpt.planners.equal import plan_equal
+from keras_ckpt.planners.memory import plan_memory
+from keras_ckpt.planners.simulate import simulate
+from keras_ckpt.planners.speed import plan_speed
+from keras_ckpt.segment import Segment, segments_between
+from keras_ckpt.sizes import parse_bytes
+from keras_ckpt.tracing import trace_costs
+
+# What an input dimension that the model leaves open, other than the batch, is taken to be.
+ASSUMED_LENGTH = 128
+DEFAULT_BATCH_SIZE = 32
+
+
+def make_plan(
+    model: keras.Model,
+    checkpoints: Any = "memory",
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    memory_limit: int | str | None = None,
+) -> Plan:
+    """Plans which tensors a model keeps in training, without running it.
+
+    Args:
+        model: a Functional or a built Sequential model.
+        checkpoints: a mode, an int, a list of layers, a `Plan`, None or False; see
+            `CheckpointedModel`.
+        batch_size: examples per train step. The figures of the plan hold for this size.
+        memory_limit: what the whole train step may take, in bytes or as text ("2GB").
+
+    Returns:
+        the plan, with its predicted peak (bytes above resting memory) and overhead.
+
+    Raises:
+        ValueError: if the model has no known graph, or the setting does not fit it.
+        TypeError: if the setting is of a wrong type.
+
+    Example:
+
+    >>> inputs = keras.Input((16,))
+    >>> x = inputs
+    >>> for _ in range(8):
+    ...     x = keras.layers.Dense(16, activation="tanh")(x)
+    >>> plan = make_plan(keras.Model(inputs, x), checkpoints=4, batch_size=64)
+    >>> len(plan.segments)
+    3
+    """
+    if memory_limit is not None and checkpoints == "memory":
+        checkpoints = "budget"
+    linear = linearise(model)
+    setting = check_setting(checkpoints, memory_limit, linear)
+    return plan_steps(linear, setting, input_specs(linear, batch_size), memory_limit, model)
+
+
+def plan_steps(
+    linear: LinearModel,
+    setting: Setting,
+    inputs: Sequence[keras.KerasTensor],
+    memory_limit: int | str | None,
+    model: keras.Model,
+) -> Plan:
+    """Makes the plan for checked settings and fully known input shapes."""
+    names = tuple(step.name for step in linear.steps)
+    if isinstance(setting, Plan):
+        setting.check(names, linear.name)
+        return setting
+    setting = _resolved(setting, memory_limit, linear)
+    costs = trace_costs(linear, inputs, model)
+    segments = _segments(setting, memory_limit, linear, costs)
+    prediction = simulate(costs, segments)
+    plain = prediction if not segments else simulate(costs, ())
+    plan = Plan(
+        model=linear.name,
+        checkpoints=describe(setting),
+        steps=names,
+        segments=segments,
+        kept=tuple(_kept(linear, segments, inputs)),
+        batch_size=costs.batch_size,
+        predicted_peak_bytes=prediction.peak_bytes,
+        resting_bytes=costs.resting_bytes,
+        predicted_overhead=prediction.overhead,
+    )
+    if segments and prediction.peak_bytes >= plain.peak_bytes:
+        warnings.warn(
+            f"The plan for model '{linear.name}' (checkpoints {describe(setting)}) saves no memory "
+            "by its prediction: its segments keep as much as plain Keras does, or recompute it "
+            'all at once. Use `checkpoints="memory"` to have them chosen.',
+            stacklevel=3,
+        )
+    return plan
+
+
+def check_against(setting: Setting, linear: LinearModel) -> None:
+    """Checks that a setting fits a model, without planning.
+
+    Raises:
+        ValueError: if a named layer does not exist, there is no marker, there are fewer steps
+            than segments, or a plan is for another model.
+    """
+    if isinstance(setting, Plan):
+        setting.check([step.name for step in linear.steps], linear.name)
+    elif isinstance(setting, tuple):
+        find_cuts(setting, linear)
+    elif setting == "collection" and not marker_cuts(linear):
+        raise ValueError(
+            f"`checkpoints='collection'` keeps the tensors that pass through a CheckpointMarker, "
+            f"and model '{linear.name}' has none on the way to its outputs. Put "
+            "`keras_ckpt.CheckpointMarker()(x)` after the layers whose outputs are to be kept, "
+            "or leave `checkpoints` out."
+        )
+    elif isinstance(setting, int) and setting > len(linear.steps):
+        raise ValueError(
+            f"`checkpoints={setting}` asks for {setting} segments, and model '{linear.name}' has "
+            f"{len(linear.steps)} steps. Give at most {len(linear.steps)}."
+        )
+
+
+def input_specs(
+    linear: LinearModel, batch_size: int, shapes: Sequence[Sequence[int | None]] | None = None
+) -> list[keras.KerasTensor]:
+    """The model's inputs with every dimension known.
+
+    Args:
+        linear: the linearised model.
+        batch_size: stands for an unknown first dimension.
+        shapes: shapes of actual inputs, where there are any; they may be unknown in part.
+    """
+    tensors = [linear.tensors[t] for t in linear.inputs]
+    shapes = shapes or [x.shape for x in tensors]
+    return [
+        keras.KerasTensor(known_shape(shape, batch_size), x.dtype, sparse=x.sparse)
+        for x, shape in zip(tensors, shapes, strict=True)
+    ]
+
+
+def known_shape(shape: Sequence[int | None], batch_size: int) -> tuple[int, ...]:
+    """A shape with the batch size in the place of the first unknown, and a guess for others."""
+    unknown = (batch_size, *[ASSUMED_LENGTH] * len(shape))
+    return tuple(unknown[min(i, 1)] if size is None else size for i, size in enumerate(shape))
+
+
+def _resolved(setting: Setting, memory_limit: int | str | None, linear: LinearModel) -> Setting:
+    check_against(setting, linear)
+    if setting is None:
+        if memory_limit is not None:
+            return "budget"
+        return "collection" if marker_cuts(linear) else "memory"
+    return setting
+
+
+def _segments(
+    setting: Setting, memory_limit: int | str | None, linear: LinearModel, costs: ModelCosts
+) -> tuple[Segment, ...]:
+    steps = len(linear.steps)
+    if setting is False:
+        return ()
+    if isinstance(setting, tuple):
+        return segments_between(find_cuts(setting, linear), steps)
+    if setting == "collection":
+        return segments_between(marker_cuts(linear), steps)
+    if setting == "sqrt" or isinstance(setting, int):
+        return plan_equal(steps, setting)
+    if setting == "speed":
+        return plan_speed(costs)
+    if setting == "budget":
+        return plan_budget(costs, parse_bytes(memory_limit) - costs.resting_bytes)
+    return plan_memory(costs)
+
+
+def _kept(
+    linear: LinearModel, segments: Sequence[Segment], inputs: Sequence[keras.KerasTensor]
+) -> list[Checkpoint]:
+    """The tensors that the segments keep, each with the first segment that reads it."""
+    kept: dict[int, Checkpoint] = {}
+    batch_size = inputs[0].shape[0] if inputs and inputs[0].shape else 1
+    for i, segment in enumerate(segments):
+        for t in linear.reads(segment.start, segment.stop):
+            step = linear.produced_by(t)
+            name = "input" if step < 0 else linear.steps[step].name
+            kept.setdefault(t, Checkpoint(name, _bytes(linear.tensors[t], batch_size), i))
+    return list(kept.values())
+
+
+def _bytes(tensor: keras.KerasTensor, batch_size: int) -> int:
+    size = 1 if tensor.dtype == "bool" else int("".join(filter(str.isdigit, tensor.dtype))) // 8
+    return math.prod(known_shape(tensor.shape, batch_size)) * size
