@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -17,7 +19,7 @@ import keras
 import tensorflow as tf
 
 # The Functional class is not exported, and `type(keras.Model(x, y))` would need a model.
-from keras.src.models.functional import Functional, functional_like_constructor, operation_fn
+from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 from tensorflow.python.eager import record
 from tensorflow.python.framework import ops as framework_ops
 
@@ -32,7 +34,6 @@ from keras.src.utils.python_utils import is_default
 __all__ = [
     "Functional",
     "functional_init_arguments",
-    "functional_like_constructor",
     "operation_fn",
 ]
 
@@ -42,8 +43,45 @@ _CALL_CONTEXT = "current_call_ctx"
 _AUTOCAST_SCOPE = "autocast_scope"
 # Variables that were created inside a stateless scope and wait for their values.
 _UNINITIALIZED = "uninitialized_variables"
+# More frames than any model needs.
+_DEEP = 1_000_000
+# The seed generator of random operations that are given no seed.
+_GLOBAL_SEED = "global_seed_generator"
+# Operations that call functions, rather than carry one along as a mere attribute.
+_CALLING = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"}
+_CALLING |= {"PartitionedCall", "StatefulPartitionedCall"}
 # Where a graph keeps the gradient functions that the registry holds weakly.
 _GRADIENTS = "_keras_ckpt_gradients"
+
+
+def require_tensorflow() -> None:
+    """Checks that Keras runs on TensorFlow.
+
+    Raises:
+        RuntimeError: if it does not.
+    """
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise RuntimeError(
+            f"keras_ckpt recomputes through TensorFlow, and Keras runs on the '{backend}' backend. "
+            'Set the environment variable KERAS_BACKEND="tensorflow" before Keras is imported.'
+        )
+
+
+@contextlib.contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Lets Keras build a graph of any depth: it recurses once per layer of a chain."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _DEEP))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps AutoGraph from rewriting our own Python when a user's `tf.function` calls it."""
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 def stop_recording() -> contextlib.AbstractContextManager[None]:
@@ -100,6 +138,50 @@ def ignoring_empty_cell() -> Iterator[None]:
     """Reading a closure cell that has no value yet raises ValueError: there is nothing to see."""
     with contextlib.suppress(ValueError):
         yield
+
+
+@contextlib.contextmanager
+def recording_call() -> Iterator[None]:
+    """Lets a model's `call` be recorded on symbolic tensors.
+
+    Raises:
+        ValueError: if the call reads or assigns a variable by itself: the record would freeze it.
+    """
+    with _NoState():
+        yield
+
+
+class _NoState(keras.StatelessScope):
+    """Refuses what a record of a call cannot hold."""
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        raise ValueError(f"it reads the variable '{variable.path}' itself")
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        raise ValueError(f"it assigns the variable '{update[0].path}' itself")
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether a value is a tensor of TensorFlow's, not a symbolic one of Keras's."""
+    return isinstance(x, tf.Tensor)
+
+
+def symbolic(x: Any) -> Any:
+    """A symbolic tensor like a tensor, of any batch size; other values as they are."""
+    if not is_tensor(x):
+        return x
+    shape = (None, *x.shape[1:]) if x.shape.rank else x.shape
+    tensor = keras.KerasTensor(shape, x.dtype.name)
+    mask = get_mask(x)
+    if mask is not None:
+        set_mask(tensor, keras.KerasTensor((None, *mask.shape[1:]), "bool"))
+    return tensor
+
+
+def training_of_call() -> bool | None:
+    """The `training` argument of the layer call under way, whether or not `call` takes one."""
+    context = global_state.get_global_attribute(_CALL_CONTEXT)
+    return None if context is None else context.get_value("training")
 
 
 def entry_layer() -> keras.layers.Layer | None:
@@ -195,14 +277,48 @@ def standardize_inputs(functional: Functional, inputs: Any) -> list[Any]:
     return functional._standardize_inputs(inputs)
 
 
-def input_structure(functional: Functional) -> Any:
-    """The nested structure of a Functional model's inputs."""
-    return functional._inputs_struct
+def functional_inputs(
+    functional: Functional, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """What a Functional model's `call` runs its graph on: flat tensors, and call arguments."""
+    flat = standardize_inputs(functional, inputs)
+    for x, x_mask in zip(flat, [] if mask is None else keras.tree.flatten(mask), strict=False):
+        if x_mask is not None:
+            set_mask(x, x_mask)
+    return flat, {"training": training, **kwargs}
 
 
-def output_structure(functional: Functional) -> Any:
-    """The nested structure of a Functional model's outputs (`outputs` is flat)."""
-    return functional._outputs_struct
+def pack_outputs(functional: Functional, outputs: list[Any]) -> Any:
+    """Flat outputs in the structure that a Functional model's `call` returns."""
+    return unpack_singleton(keras.tree.pack_sequence_as(functional._outputs_struct, outputs))
+
+
+def structures(functional: Functional) -> tuple[Any, Any]:
+    """The nested structures of a Functional model's inputs and outputs (public ones are flat)."""
+    return functional._inputs_struct, functional._outputs_struct
+
+
+def layers_with_input(model: keras.Sequential) -> list[keras.layers.Layer]:
+    """A Sequential model's layers with its input layer, which `layers` leaves out."""
+    return list(model._layers)
+
+
+def share_compile_state(source: keras.Model, target: keras.Model) -> None:
+    """Compiles a model with the very optimizer, losses and metrics of another."""
+    if not source.compiled:
+        return
+    metrics, loss = source._compile_metrics, source._compile_loss
+    target.compile(
+        optimizer=source.optimizer,
+        loss=source.loss,
+        loss_weights=None if loss is None else loss._user_loss_weights,
+        metrics=None if metrics is None else metrics._user_metrics,
+        weighted_metrics=None if metrics is None else metrics._user_weighted_metrics,
+        run_eagerly=source.run_eagerly,
+        steps_per_execution=source.steps_per_execution,
+        jit_compile=source.jit_compile,
+        auto_scale_loss=False,
+    )
 
 
 @contextlib.contextmanager
@@ -253,3 +369,35 @@ class _WeakGradient:
         if function is None:
             raise RuntimeError("The graph that this gradient belongs to no longer exists.")
         return function(*args)
+
+
+def called_graphs(op: tf.Operation) -> list[Any]:
+    """The graphs of the functions that an operation calls (a loop's condition, then its body)."""
+    if op.type not in _CALLING:
+        return []
+    graphs = []
+    for attribute in op.op_def.attr:
+        if attribute.type == "func":
+            names = [op.get_attr(attribute.name).name]
+        elif attribute.type == "list(func)":
+            names = [function.name for function in op.get_attr(attribute.name)]
+        else:
+            continue
+        graphs.extend(op.graph._get_function(name).graph for name in names)
+    return graphs
+
+
+def run_isolated(function: Callable[[], Any]) -> Any:
+    """Runs a function where no tape, graph or Keras scope is active, whatever is active here.
+
+    Tapes, default graphs and Keras's scopes all belong to a thread, so a thread of its own is
+    free of them. A seed generator stands in for the process-wide one, which would be advanced.
+    """
+
+    def run() -> Any:
+        global_state.set_global_attribute(_GLOBAL_SEED, keras.random.SeedGenerator(0))
+        with call_state()():
+            return function()
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(run).result()

@@ -1,0 +1,253 @@
+"""The costs of a model's steps, from traces of each distinct step: nothing runs.
+
+Steps that are alike (the same operation, configuration, shapes and weights) are traced once, and
+traces are kept as long as the linearised model is, so that planning again is quick.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import keras
+
+from keras_ckpt import keras_internals
+from keras_ckpt.costs import ModelCosts, StepCost
+from keras_ckpt.graph import LinearModel, Ref, Step
+from keras_ckpt.step_trace import StepTrace, TensorInfo, guess_step, trace_step, trainable_weights
+
+Key = Hashable
+# How a step's trace is made, or made better, from what is known of its inputs.
+TraceStep = Callable[[Step, Sequence[TensorInfo | None], Sequence[bool]], StepTrace]
+
+# What an operation's attributes hold besides its settings: its name and its place in graphs.
+_NOT_SETTINGS = {"name", "_inbound_nodes", "_outbound_nodes", "_auto_config"}
+
+_traces: weakref.WeakKeyDictionary[LinearModel, dict[Key, StepTrace]] = weakref.WeakKeyDictionary()
+
+
+def trace_costs(
+    linear: LinearModel, inputs: Sequence[keras.KerasTensor], model: keras.Model
+) -> ModelCosts:
+    """Works out what each step of a model saves, allocates and computes in a train step.
+
+    Steps that cannot be traced are taken to save all that they read and make, and a warning
+    names them.
+
+    Args:
+        linear: the linearised model.
+        inputs: the model's flat inputs, with every dimension known.
+        model: the model, for its weights and its optimizer.
+
+    Returns:
+        The costs, in bytes and FLOPs.
+
+    Example:
+
+    >>> from keras_ckpt.graph import linearise
+    >>> x = keras.Input((4,), batch_size=2)
+    >>> model = keras.Model(x, keras.layers.Dense(8)(x))
+    >>> trace_costs(linearise(model), [x], model).steps[0].forward_flops  # 2 x 2 x 4 x 8 and bias
+    144.0
+    """
+    known = _traces.setdefault(linear, {})
+    trace = partial(_trace_or_guess, linear)
+    assembly = keras_internals.run_isolated(lambda: assemble(linear, inputs, known, trace))
+    _warn_of_guesses(linear, assembly)
+    return assembly.costs(inputs, resting_bytes(inputs, model))
+
+
+class Assembly:
+    """The traces of a model's steps, put together: storages are numbered over the whole model."""
+
+    def __init__(self, linear: LinearModel, inputs: Sequence[keras.KerasTensor]) -> None:
+        self._linear = linear
+        self._infos: dict[int, TensorInfo | None] = {}
+        self._storages: dict[int, int] = {}
+        self._bytes: list[int] = []
+        self._differentiable: list[bool] = []
+        self._steps: list[StepCost] = []
+        self.traces: list[StepTrace] = []
+        for tensor, spec in zip(linear.inputs, inputs, strict=True):
+            info = TensorInfo(tuple(spec.shape), spec.dtype)
+            self._infos[tensor] = info
+            self._storages[tensor] = self._new_storage(info.bytes)
+
+    def add(
+        self, step: Step, trace_step: Callable[[Sequence[TensorInfo | None]], StepTrace]
+    ) -> None:
+        """Adds the next step, traced by a function of what is known of its inputs."""
+        trace = trace_step([self._infos[t] for t in step.inputs])
+        self.traces.append(trace)
+        before = len(self._bytes)
+        inputs = [self._storages[t] for t in step.inputs]
+        outputs: list[int] = []
+        for tensor, output in zip(step.outputs, trace.outputs, strict=True):
+            if output.input is not None:
+                storage = inputs[output.input]
+            elif output.output is not None:
+                storage = outputs[output.output]
+            else:
+                storage = self._new_storage(output.bytes)
+            outputs.append(storage)
+            self._storages[tensor] = storage
+            self._infos[tensor] = output.info
+            self._differentiable[storage] |= output.info is not None and output.info.differentiable
+        saved = [inputs[i] for i in trace.saved_inputs] + [outputs[i] for i in trace.saved_outputs]
+        self._steps.append(
+            StepCost(
+                name=step.name,
+                inputs=tuple(dict.fromkeys(inputs)),
+                outputs=tuple(range(before, len(self._bytes))),
+                saved=tuple(dict.fromkeys(saved)),
+                residual_bytes=trace.residual_bytes,
+                forward_flops=trace.forward_flops,
+                backward_flops=trace.backward_flops,
+                free_flops=trace.free_flops,
+                forward_workspace=trace.forward_workspace,
+                backward_workspace=trace.backward_workspace,
+                weight_gradient_bytes=trace.weight_gradient_bytes,
+                expensive=trace.expensive,
+            )
+        )
+
+    def costs(self, inputs: Sequence[keras.KerasTensor], resting: int) -> ModelCosts:
+        """The costs of all steps added."""
+        return ModelCosts(
+            steps=tuple(self._steps),
+            storage_bytes=tuple(self._bytes),
+            differentiable=tuple(self._differentiable),
+            inputs=tuple(self._storages[t] for t in self._linear.inputs),
+            outputs=tuple(dict.fromkeys(self._storages[t] for t in self._linear.outputs)),
+            resting_bytes=resting,
+            batch_size=inputs[0].shape[0] if inputs and inputs[0].shape else None,
+        )
+
+    def _new_storage(self, size: int) -> int:
+        self._bytes.append(size)
+        self._differentiable.append(False)
+        return len(self._bytes) - 1
+
+
+def assemble(
+    linear: LinearModel,
+    inputs: Sequence[keras.KerasTensor],
+    known: dict[Key, StepTrace],
+    trace: TraceStep,
+) -> Assembly:
+    """Goes through the steps, and traces those whose like is not known yet."""
+    assembly = Assembly(linear, inputs)
+    for index, step in enumerate(linear.steps):
+        used = tuple(linear.last_use(t) > index for t in step.outputs)
+        configuration = _configuration(step)
+
+        def find(
+            infos: Sequence[TensorInfo | None],
+            step: Step = step,
+            used: tuple[bool, ...] = used,
+            configuration: Key = configuration,
+        ) -> StepTrace:
+            key = (configuration, tuple(infos), used)
+            if key not in known:
+                known[key] = trace(step, infos, used)
+            return known[key]
+
+        assembly.add(step, find)
+    return assembly
+
+
+def resting_bytes(inputs: Sequence[keras.KerasTensor], model: keras.Model) -> int:
+    """Weights, optimizer variables and input data: what is there before a train step begins."""
+    data = sum(TensorInfo(tuple(x.shape), x.dtype).bytes for x in inputs)
+    return data + _variable_bytes([*model.weights, *_optimizer_variables(model)])
+
+
+def _optimizer_variables(model: keras.Model) -> list[keras.Variable]:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or optimizer.built:
+        return optimizer.variables if optimizer else []
+
+    def build_twin() -> list[keras.Variable]:
+        twin = type(optimizer).from_config(optimizer.get_config())
+        # Variables made in a stateless scope have a shape, but take no memory yet.
+        with keras.StatelessScope(initialize_variables=False):
+            twin.build(model.trainable_variables)
+        return list(twin.variables)
+
+    return keras_internals.run_isolated(build_twin)
+
+
+def _variable_bytes(variables: Sequence[keras.Variable]) -> int:
+    distinct = {id(variable): variable for variable in variables}
+    return sum(TensorInfo(tuple(v.shape), v.dtype).bytes for v in distinct.values())
+
+
+def _trace_or_guess(
+    linear: LinearModel, step: Step, infos: Sequence[TensorInfo | None], used: Sequence[bool]
+) -> StepTrace:
+    try:
+        return trace_step(step, infos, used)
+    except Exception as error:  # Whatever a layer's own code may raise.
+        differentiable = any(info is not None and info.differentiable for info in infos)
+        differentiable |= bool(trainable_weights(step))
+        outputs = [
+            TensorInfo(tuple(x.shape), x.dtype, differentiable and "float" in x.dtype)
+            for x in (linear.tensors[t] for t in step.outputs)
+        ]
+        return guess_step(infos, outputs, f"{type(error).__name__}: {error}")
+
+
+def _warn_of_guesses(linear: LinearModel, assembly: Assembly) -> None:
+    guesses = {
+        step.name: trace.problem
+        for step, trace in zip(linear.steps, assembly.traces, strict=True)
+        if trace.problem
+    }
+    if guesses:
+        names = ", ".join(f"'{name}'" for name in guesses)
+        warnings.warn(
+            f"What the steps {names} of model '{linear.name}' save could not be traced; they are "
+            f"taken to save all that they read and make. The first one raised "
+            f"{next(iter(guesses.values()))}",
+            stacklevel=3,
+        )
+
+
+def _configuration(step: Step) -> Key:
+    """What a step's costs depend on, besides its inputs: equal for steps that are alike."""
+    places = {t: i for i, t in enumerate(step.inputs)}
+    arguments = keras.tree.map_structure(
+        lambda x: f"input {places[x.tensor]}" if isinstance(x, Ref) else x, (step.args, step.kwargs)
+    )
+    variables = step.layer.variables if step.layer else []
+    weights = tuple((tuple(v.shape), v.dtype, v.trainable) for v in variables)
+    return (type(step.operation), _settings(step.operation), repr(arguments), weights)
+
+
+def _settings(operation: Any) -> Key:
+    """An operation's configuration without its name; the operation itself if it has none."""
+    if isinstance(operation, keras.layers.Lambda):
+        return operation
+    if isinstance(operation, keras.layers.Layer):
+        try:
+            return repr(_without_names(operation.get_config()))
+        except Exception:  # Layers need no configuration; user code may fail in any way.
+            return operation
+    if isinstance(operation, keras.Operation):
+        return repr(sorted(_settable(vars(operation)).items()))
+    return operation
+
+
+def _without_names(config: Any) -> Any:
+    if isinstance(config, dict):
+        return {
+            k: _without_names(v) for k, v in config.items() if k not in {"name", "build_config"}
+        }
+    return [_without_names(x) for x in config] if isinstance(config, list | tuple) else config
+
+
+def _settable(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in attributes.items() if k not in _NOT_SETTINGS}
