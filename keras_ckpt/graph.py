@@ -10,7 +10,7 @@ a U-Net's skip) is one that is alive at both ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +150,24 @@ def linearise(model: keras.Model) -> LinearModel:
             "it from inputs and outputs."
         )
     return _Lineariser(model.name).run(functional)
+
+
+def linearise_graph(
+    name: str, inputs: Sequence[keras.KerasTensor], outputs: Sequence[keras.KerasTensor]
+) -> LinearModel:
+    """The linearised model between symbolic tensors.
+
+    Args:
+        name: the model's name.
+        inputs: what the steps start from.
+        outputs: what they lead to.
+
+    Raises:
+        ValueError: if an output does not depend on the inputs alone.
+    """
+    with keras_internals.deep_recursion():
+        graph = keras.Function(list(inputs), list(outputs), name=name)
+    return _Lineariser(name).run(graph)
 
 
 class _Lineariser:

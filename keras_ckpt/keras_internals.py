@@ -278,7 +278,11 @@ def standardize_inputs(functional: Functional, inputs: Any) -> list[Any]:
 
 
 def functional_inputs(
-    functional: Functional, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any
+    functional: Functional,
+    inputs: Any,
+    training: bool | None = None,
+    mask: Any = None,
+    **kwargs: Any,
 ) -> tuple[list[Any], dict[str, Any]]:
     """What a Functional model's `call` runs its graph on: flat tensors, and call arguments."""
     flat = standardize_inputs(functional, inputs)

@@ -7,7 +7,7 @@ refused with the first difference, and it is stored as JSON, which runs no code 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -91,18 +91,21 @@ class Plan:
                 "`keras_ckpt.make_plan(model)`."
             )
 
-    def summary(self) -> str:
-        """A table of the segments: first and last step, what each keeps, and bytes.
+    def summary(self, print_fn: Callable[[str], Any] = print) -> None:
+        """Prints a table of the segments: first and last step, what each keeps, and bytes.
 
-        Returns:
-            the text; print it.
+        Args:
+            print_fn: takes the text instead of `print`. `str(plan)` is the same text.
 
         Example:
 
-        >>> plan = Plan("mlp", "sqrt", ("a", "b", "c"), (Segment(0, 2),))
-        >>> print(plan.summary().splitlines()[0])
+        >>> Plan("mlp", "sqrt", ("a", "b", "c"), (Segment(0, 2),)).summary()
         Plan for model 'mlp', checkpoints sqrt: 2 of 3 steps recomputed in 1 segment
+        ...
         """
+        print_fn(str(self))
+
+    def __str__(self) -> str:
         table = Table(show_header=True)
         for heading in ("segment", "first step", "last step"):
             table.add_column(heading)
