@@ -105,7 +105,7 @@ def simulate(costs: ModelCosts, segments: Sequence[Segment]) -> Simulation:
     >>> from keras_ckpt.costs import StepCost
     >>> chain = ModelCosts(
     ...     steps=tuple(StepCost(f"s{i}", (i,), (i + 1,), (i + 1,), 0, 1.0, 2.0) for i in range(4)),
-    ...     storage_bytes=(8,) * 5, differentiable=(False,) + (True,) * 4, inputs=(0,), outputs=(4,))
+    ...     storage_bytes=(8,) * 5, differentiable=(True,) * 5, inputs=(0,), outputs=(4,))
     >>> simulate(chain, ()).peak_bytes, simulate(chain, (Segment(0, 2),)).peak_bytes
     (48, 32)
     """

@@ -92,7 +92,7 @@ def costs(max_steps: int, *, skips: bool, min_steps: int = 1) -> st.SearchStrate
     )
 
 
-def unet(depth: int, size: int = 4096) -> ModelCosts:
+def unet(depth: int, size: int = 4096, convolutions: int = 1) -> ModelCosts:
     """Encoder and decoder with one long skip a level; sizes halve on the way down."""
     steps: list[StepCost] = []
     sizes = [size]
@@ -100,39 +100,30 @@ def unet(depth: int, size: int = 4096) -> ModelCosts:
 
     def add(name: str, inputs: tuple[int, ...], out: int, *, expensive: bool) -> int:
         sizes.append(out)
-        saved = inputs if expensive else (len(sizes) - 1,)
+        made = len(sizes) - 1
+        saved = inputs if expensive else (made,)
         flops = float(out * (50 if expensive else 1))
         free = flops if expensive else 0.0
         steps.append(
-            StepCost(
-                name,
-                inputs,
-                (len(sizes) - 1,),
-                saved,
-                0,
-                flops,
-                2 * flops,
-                free,
-                0,
-                0,
-                16,
-                expensive,
-            )
+            StepCost(name, inputs, (made,), saved, 0, flops, 2 * flops, free, 0, 0, 16, expensive)
         )
-        return len(sizes) - 1
+        return made
+
+    def convolve(name: str, tensor: int, out: int) -> int:
+        for number in range(convolutions):
+            tensor = add(f"{name}_conv{number}", (tensor,), out, expensive=True)
+            tensor = add(f"{name}_relu{number}", (tensor,), out, expensive=False)
+        return tensor
 
     tensor = 0
     for level in range(depth):
-        tensor = add(f"down{level}_conv", (tensor,), size >> level, expensive=True)
-        tensor = add(f"down{level}_relu", (tensor,), size >> level, expensive=False)
+        tensor = convolve(f"down{level}", tensor, size >> level)
         skips.append(tensor)
         tensor = add(f"down{level}_pool", (tensor,), size >> (level + 1), expensive=False)
     for level in reversed(range(depth)):
-        tensor = add(f"up{level}_conv", (tensor,), size >> level, expensive=True)
-        tensor = add(
-            f"up{level}_concat", (tensor, skips[level]), 2 * size >> level, expensive=False
-        )
-        tensor = add(f"up{level}_relu", (tensor,), 2 * size >> level, expensive=False)
+        tensor = convolve(f"up{level}", tensor, size >> level)
+        joined = (tensor, skips[level])
+        tensor = add(f"up{level}_concat", joined, 2 * size >> level, expensive=False)
     return ModelCosts(
         tuple(steps), tuple(sizes), (False, *(True,) * (len(sizes) - 1)), (0,), (tensor,)
     )

@@ -1,0 +1,85 @@
+"""The plan with the least peak in which every step is recomputed at most once.
+
+Textbook rules cut every √n steps, or at every block, and hope that all steps are alike. Here the
+limit itself is searched for (parametric search, Megiddo 1979): for a given limit, `search`
+decides exactly whether a plan fits, over all ways to cut the model and to leave steps plain. Plain
+steps in the middle do help the peak: a step that saves less than it reads, such as a pooling,
+spares the segment before it the recompute of its own large output.
+"""
+
+from __future__ import annotations
+
+from keras_ckpt.costs import ModelCosts
+from keras_ckpt.planners.lifetimes import Lifetimes
+from keras_ckpt.planners.search import OneLevelSearch
+from keras_ckpt.planners.simulate import simulate
+from keras_ckpt.planners.spans import Spans
+from keras_ckpt.segment import Segment
+
+
+def plan_memory(costs: ModelCosts) -> tuple[Segment, ...]:
+    """The one-level plan with the least simulated peak, and among those the least extra work.
+
+    Exact over all plans without nesting, for any graph, as long as at most 256 partial plans (50
+    for 1,000 steps) compete at one boundary. Beyond that, some are dropped. For the peak it takes
+    many skip connections over one boundary to get there (more than eight that can be combined
+    freely); for the work, long models with steps of many different sizes.
+
+    Args:
+        costs: what the model's steps cost.
+
+    Returns:
+        Disjoint segments in order. `()` if recomputing saves nothing.
+
+    Raises:
+        ValueError: if the costs contradict themselves.
+
+    Example:
+
+    >>> from keras_ckpt.costs import StepCost
+    >>> chain = ModelCosts(
+    ...     steps=tuple(StepCost(f"s{i}", (i,), (i + 1,), (i + 1,), 0, 1.0, 2.0) for i in range(9)),
+    ...     storage_bytes=(8,) * 10, differentiable=(True,) * 10, inputs=(0,), outputs=(9,))
+    >>> simulate(chain, ()).peak_bytes, simulate(chain, plan_memory(chain)).peak_bytes
+    (88, 48)
+    """
+    if not costs.steps:
+        return ()
+    search = OneLevelSearch(Spans.of(Lifetimes.of(costs)))
+    possible = search.least_possible()
+    # A narrow search is fast and nearly always right, so the wide one mostly has to look once.
+    plan = _lower_peak(search, (), possible, first=possible, width=8)
+    reached = simulate(costs, plan).peak_bytes
+    plan = _lower_peak(search, plan, possible, first=reached - 1, width=search.width)
+    reached = simulate(costs, plan).peak_bytes
+    return min(
+        plan,
+        search.find(reached, least_work=True) or plan,
+        key=lambda segments: simulate(costs, segments).recomputed_flops,
+    )
+
+
+def _lower_peak(
+    search: OneLevelSearch, plan: tuple[Segment, ...], possible: int, first: int, width: int
+) -> tuple[Segment, ...]:
+    """The plan with the least peak that the search finds, `plan` if none is better.
+
+    Args:
+        search: the search over the model.
+        plan: the best plan so far.
+        possible: bytes below which no plan fits. Limits close to it are tried first, since most
+            models come close.
+        first: the limit to start with.
+        width: how wide to search.
+    """
+    costs = search.spans.lifetimes.costs
+    reached = simulate(costs, plan).peak_bytes
+    limit, distance = first, 1 + possible // 1024
+    while possible < reached:
+        found = search.find(min(limit, reached - 1), least_work=False, width=width)
+        if found is not None:
+            plan, reached = found, simulate(costs, found).peak_bytes
+        else:
+            possible, distance = limit + 1, 2 * distance
+        limit = min(possible + distance, (possible + reached) // 2)
+    return plan
