@@ -18,18 +18,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# The Functional class is not exported, and `type(keras.Model(x, y))` would need a model.
-from keras.src.models.functional import Functional, operation_fn, unpack_singleton
-from tensorflow.python.eager import record
-from tensorflow.python.framework import ops as framework_ops
-
 # Keras exports neither masks' accessors nor the state that a layer call runs in.
 from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.layers.layer import CallContext
+
+# The Functional class is not exported, and `type(keras.Model(x, y))` would need a model.
+from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 from keras.src.models.model import functional_init_arguments
 from keras.src.utils.python_utils import is_default
+from tensorflow.python.eager import record
+from tensorflow.python.framework import ops as framework_ops
 
 __all__ = [
     "Functional",

@@ -64,7 +64,7 @@ class CheckpointedModel(keras.Model):
     def __new__(cls, *args: Any, **kwargs: Any) -> CheckpointedModel:
         """Makes a Functional model where inputs and outputs are given, as `keras.Model` does."""
         if cls is CheckpointedModel and keras_internals.functional_init_arguments(args, kwargs):
-            cls = CheckpointedFunctional
+            return super().__new__(CheckpointedFunctional, *args, **kwargs)
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(
@@ -109,7 +109,7 @@ class CheckpointedModel(keras.Model):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in force; None until the model has been called in training for the first time."""
+        """The plan in force; None until the first call in training."""
         return self._checkpointing.plan
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:

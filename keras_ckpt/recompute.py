@@ -278,8 +278,8 @@ def _gate(gradients: Sequence[Any]) -> list[Any]:
     tensors = [part for part in parts if part is not None]
     if tf.executing_eagerly() or not tensors:
         return list(gradients)
-    gated = iter(tf.identity_n(tensors))
-    parts = [None if part is None else next(gated) for part in parts]
+    with tf.control_dependencies(tensors):
+        parts = [None if part is None else tf.identity(part) for part in parts]
     return list(tf.nest.pack_sequence_as(gradients, parts, expand_composites=True))
 
 
