@@ -21,10 +21,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keras_ckpt.planners.lifetimes import Lifetimes
 from keras_ckpt.planners.spans import Bytes, Spans, argument_bytes
 from keras_ckpt.segment import Segment
+
+_NEVER = np.iinfo(np.int64).max // 4  # more bytes than any limit
 
 
 class _Label(NamedTuple):
@@ -33,7 +36,7 @@ class _Label(NamedTuple):
     held: int  # bytes held for backward passes of the items so far
     work: float  # FLOPs to be recomputed for them
     charged: int = 0  # bit set of the storages among the held ones that will be read again
-    segment: Segment | None = None  # the last item, if it is a segment
+    start: int = -1  # where the last item begins, if it is a segment
     before: _Label | None = None  # the label that the last item was added to
 
 
@@ -42,18 +45,21 @@ class OneLevelSearch:
 
     Args:
         spans: the tables of the model.
+        allowed: [i, j] whether `[i, j)` may be a segment; all may by default.
     """
 
-    def __init__(self, spans: Spans) -> None:
+    def __init__(self, spans: Spans, allowed: NDArray[np.bool_] | None = None) -> None:
         self.spans = spans
         lifetimes = spans.lifetimes
         self._sizes = lifetimes.costs.storage_bytes
         self._segment_backward = spans.segment_backward
+        if allowed is not None:
+            self._segment_backward[~allowed] = _NEVER
         self._saved = [lifetimes.saved(step) for step in range(spans.steps)]
         self._residuals = [step.residual_bytes for step in lifetimes.costs.steps]
         self._next_reads = _next_reads(lifetimes)
         self._live = _live_sets(lifetimes)
-        self._bounds = _HeldBounds(spans)
+        self._bounds = _HeldBounds(spans, self._segment_backward)
         self._bytes_of: dict[int, int] = {0: 0}
 
     def find(
@@ -78,7 +84,9 @@ class OneLevelSearch:
                 self._add_segments(start, label, limit, bounds.after_segment, labels)
             labels[start] = []
         final = [label for label in labels[-1] if self._ends_within(label, limit)]
-        return _segments(min(final, key=lambda label: label.work)) if final else None
+        if not final:
+            return None
+        return _segments(min(final, key=lambda label: label.work), self.spans.steps)
 
     @property
     def width(self) -> int:
@@ -108,7 +116,7 @@ class OneLevelSearch:
             for storage in new:
                 charged |= 1 << storage
             charged &= self._live[step + 1]
-            labels[step + 1].append(_Label(held, label.work, charged, None, label))
+            labels[step + 1].append(_Label(held, label.work, charged, -1, label))
 
     def _add_segments(
         self, start: int, label: _Label, limit: int, most: Bytes, labels: list[list[_Label]]
@@ -131,8 +139,7 @@ class OneLevelSearch:
                 if reader < stop <= last:
                     charged |= 1 << storage
             work = label.work + float(spans.work[start, stop])
-            segment = Segment(start, stop)
-            labels[stop].append(_Label(int(held[index]), work, charged, segment, label))
+            labels[stop].append(_Label(int(held[index]), work, charged, start, label))
 
     def _in_use(self, boundary: int, label: _Label) -> int:
         """Bytes in memory at a boundary during the forward pass: held, or still to be read."""
@@ -201,12 +208,12 @@ class _HeldBounds:
     A storage counts as charged already wherever some earlier item could have charged it.
     """
 
-    def __init__(self, spans: Spans) -> None:
+    def __init__(self, spans: Spans, segment_backward: Bytes) -> None:
         self.spans = spans
+        self.segment_backward = segment_backward
         lifetimes = spans.lifetimes
         costs = lifetimes.costs
         self.loss_bytes = int(spans.gradients[-1])
-        self.segment_backward = spans.segment_backward
         after_step: dict[int, int] = {}
         after_segment: dict[int, int] = {}
         shared = np.zeros(spans.steps + 2, np.int64)
@@ -304,12 +311,13 @@ def _thin_out(labels: list[_Label], width: int) -> list[_Label]:
     return [labels[index * last // (width - 1)] for index in range(width)]
 
 
-def _segments(label: _Label) -> tuple[Segment, ...]:
-    """The segments on the way to a label, in order."""
+def _segments(label: _Label, steps: int) -> tuple[Segment, ...]:
+    """The segments on the way to a label at the end of the model, in order."""
     found: list[Segment] = []
-    current: _Label | None = label
-    while current is not None:
-        if current.segment is not None:
-            found.append(current.segment)
+    current, stop = label, steps
+    while current.before is not None:
+        if current.start >= 0:
+            found.append(Segment(current.start, stop))
+        stop = current.start if current.start >= 0 else stop - 1
         current = current.before
     return tuple(reversed(found))
