@@ -6,6 +6,7 @@ nothing of the model changes: the trace happens in a graph and a Keras scope of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,12 +37,14 @@ class TensorInfo:
     mask: TensorInfo | None = None
 
     @property
+    def elements(self) -> int:
+        """How many elements the tensor has."""
+        return math.prod(size or 1 for size in self.shape)
+
+    @property
     def bytes(self) -> int:
         """The tensor's size."""
-        size = tf.as_dtype(self.dtype).size
-        for length in self.shape:
-            size *= length or 1
-        return size
+        return self.elements * tf.as_dtype(self.dtype).size
 
 
 @dataclass(frozen=True)
@@ -121,15 +124,30 @@ def trace_step(step: Step, inputs: Sequence[TensorInfo | None], used: Sequence[b
 
 
 def guess_step(
-    inputs: Sequence[TensorInfo | None], outputs: Sequence[TensorInfo], problem: str
+    step: Step,
+    inputs: Sequence[TensorInfo | None],
+    outputs: Sequence[keras.KerasTensor],
+    problem: str,
 ) -> StepTrace:
     """The costs of a step that cannot be traced: it may save all that it reads and makes."""
+    sizes = [info.shape[0] for info in inputs if info and info.shape]
+    batch_size = sizes[0] if sizes else 1
+    differentiable = any(map(_has_gradient, inputs)) or bool(trainable_weights(step))
+    infos = [
+        TensorInfo(
+            tuple(batch_size if size is None else size for size in x.shape),
+            x.dtype,
+            differentiable and tf.as_dtype(x.dtype).is_floating,
+        )
+        for x in outputs
+    ]
+    flops = float(sum(info.elements for info in infos))
     return StepTrace(
-        outputs=tuple(StepOutput(info, info.bytes) for info in outputs),
+        outputs=tuple(StepOutput(info, info.bytes) for info in infos),
         saved_inputs=tuple(range(len(inputs))),
         saved_outputs=tuple(range(len(outputs))),
-        forward_flops=float(sum(info.bytes // 4 for info in outputs)),
-        backward_flops=float(sum(info.bytes // 2 for info in outputs)),
+        forward_flops=flops,
+        backward_flops=2 * flops,
         problem=problem,
     )
 

@@ -17,7 +17,7 @@ import keras
 from keras_ckpt import keras_internals
 from keras_ckpt.costs import ModelCosts, StepCost
 from keras_ckpt.graph import LinearModel, Ref, Step
-from keras_ckpt.step_trace import StepTrace, TensorInfo, guess_step, trace_step, trainable_weights
+from keras_ckpt.step_trace import StepTrace, TensorInfo, guess_step, trace_step
 
 Key = Hashable
 # How a step's trace is made, or made better, from what is known of its inputs.
@@ -76,11 +76,12 @@ class Assembly:
             self._infos[tensor] = info
             self._storages[tensor] = self._new_storage(info.bytes)
 
-    def add(
-        self, step: Step, trace_step: Callable[[Sequence[TensorInfo | None]], StepTrace]
-    ) -> None:
-        """Adds the next step, traced by a function of what is known of its inputs."""
-        trace = trace_step([self._infos[t] for t in step.inputs])
+    def known_of(self, step: Step) -> tuple[TensorInfo | None, ...]:
+        """What is known of the next step's inputs."""
+        return tuple(self._infos[t] for t in step.inputs)
+
+    def add(self, step: Step, trace: StepTrace) -> None:
+        """Adds the next step."""
         self.traces.append(trace)
         before = len(self._bytes)
         inputs = [self._storages[t] for t in step.inputs]
@@ -141,21 +142,12 @@ def assemble(
     """Goes through the steps, and traces those whose like is not known yet."""
     assembly = Assembly(linear, inputs)
     for index, step in enumerate(linear.steps):
+        infos = assembly.known_of(step)
         used = tuple(linear.last_use(t) > index for t in step.outputs)
-        configuration = _configuration(step)
-
-        def find(
-            infos: Sequence[TensorInfo | None],
-            step: Step = step,
-            used: tuple[bool, ...] = used,
-            configuration: Key = configuration,
-        ) -> StepTrace:
-            key = (configuration, tuple(infos), used)
-            if key not in known:
-                known[key] = trace(step, infos, used)
-            return known[key]
-
-        assembly.add(step, find)
+        key = (_configuration(step), infos, used)
+        if key not in known:
+            known[key] = trace(step, infos, used)
+        assembly.add(step, known[key])
     return assembly
 
 
@@ -191,13 +183,8 @@ def _trace_or_guess(
     try:
         return trace_step(step, infos, used)
     except Exception as error:  # Whatever a layer's own code may raise.
-        differentiable = any(info is not None and info.differentiable for info in infos)
-        differentiable |= bool(trainable_weights(step))
-        outputs = [
-            TensorInfo(tuple(x.shape), x.dtype, differentiable and "float" in x.dtype)
-            for x in (linear.tensors[t] for t in step.outputs)
-        ]
-        return guess_step(infos, outputs, f"{type(error).__name__}: {error}")
+        outputs = [linear.tensors[t] for t in step.outputs]
+        return guess_step(step, infos, outputs, f"{type(error).__name__}: {error}")
 
 
 def _warn_of_guesses(linear: LinearModel, assembly: Assembly) -> None:
@@ -242,11 +229,13 @@ def _settings(operation: Any) -> Key:
 
 
 def _without_names(config: Any) -> Any:
-    if isinstance(config, dict):
-        return {
-            k: _without_names(v) for k, v in config.items() if k not in {"name", "build_config"}
-        }
-    return [_without_names(x) for x in config] if isinstance(config, list | tuple) else config
+    if isinstance(config, list | tuple):
+        return [_without_names(x) for x in config]
+    if not isinstance(config, dict):
+        return config
+    # A layer's configuration; the name of a dtype policy, for one, does matter.
+    names = {"name", "build_config"} if "trainable" in config else {"build_config"}
+    return {k: _without_names(v) for k, v in config.items() if k not in names}
 
 
 def _settable(attributes: dict[str, Any]) -> dict[str, Any]:
