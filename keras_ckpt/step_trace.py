@@ -1,12 +1,10 @@
-"""One step's forward and backward pass, traced into a scratch graph and read off it.
+"""What one step costs, read off a graph of its forward and backward pass.
 
-The forward tensors that the backward operations read are what the step saves. Nothing runs, and
-nothing of the model changes: the trace happens in a graph and a Keras scope of its own.
+The forward tensors that backward operations read are what the step saves.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,36 +13,18 @@ import keras
 import tensorflow as tf
 
 from keras_ckpt import keras_internals
-from keras_ckpt.buffers import BufferMap, ancestors, data_inputs, root
+from keras_ckpt.buffers import BufferMap, Buffers, ancestors, data_inputs, root
 from keras_ckpt.flops import count_flops, is_expensive
 from keras_ckpt.graph import Step
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """What a step has to know of a tensor that it reads.
-
-    Attributes:
-        shape: fully known, as far as it can be.
-        dtype: its dtype's name.
-        differentiable: whether a gradient flows into it.
-        mask: what is known of the Keras mask that travels with it, if there is one.
-    """
-
-    shape: tuple[int | None, ...]
-    dtype: str
-    differentiable: bool = False
-    mask: TensorInfo | None = None
-
-    @property
-    def elements(self) -> int:
-        """How many elements the tensor has."""
-        return math.prod(size or 1 for size in self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """The tensor's size."""
-        return self.elements * tf.as_dtype(self.dtype).size
+from keras_ckpt.passes import (
+    Passes,
+    TensorInfo,
+    build_passes,
+    flatten_gradients,
+    has_gradient,
+    is_floating,
+    trainable_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -101,26 +81,8 @@ def trace_step(step: Step, inputs: Sequence[TensorInfo | None], used: Sequence[b
     Raises:
         Exception: whatever the step's operation raises when it is traced.
     """
-    graph = tf.__internal__.FuncGraph("trace")
-    with graph.as_default():
-        placeholders = [_placeholder(info) for info in inputs]
-        sources = [x for x, info in zip(placeholders, inputs, strict=True) if _has_gradient(info)]
-        sources += [keras_internals.stored_variable(w) for w in trainable_weights(step)]
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            outputs, losses = run_stateless(step, placeholders)
-        forward = list(graph.get_operations())
-        targets = [x for x, read in zip(outputs, used, strict=True) if read and _is_floating(x)]
-        output_gradients = [tf.compat.v1.placeholder(x.dtype, x.shape) for x in targets]
-        loss_gradients = [tf.ones_like(loss) for loss in losses]
-        gradients = [None] * len(sources)
-        if sources and (targets or losses):
-            gradients = tape.gradient(
-                [*targets, *losses], sources, [*output_gradients, *loss_gradients]
-            )
-    reader = _Reader(graph, placeholders, outputs, losses, output_gradients)
-    input_count = len(sources) - len(trainable_weights(step))
-    return reader.read(forward, gradients[:input_count], gradients[input_count:], sources)
+    with tf.__internal__.FuncGraph("trace").as_default():
+        return _Reader(build_passes(step, inputs, used)).read()
 
 
 def guess_step(
@@ -132,7 +94,7 @@ def guess_step(
     """The costs of a step that cannot be traced: it may save all that it reads and makes."""
     sizes = [info.shape[0] for info in inputs if info and info.shape]
     batch_size = sizes[0] if sizes else 1
-    differentiable = any(map(_has_gradient, inputs)) or bool(trainable_weights(step))
+    differentiable = any(map(has_gradient, inputs)) or bool(trainable_weights(step))
     infos = [
         TensorInfo(
             tuple(batch_size if size is None else size for size in x.shape),
@@ -152,137 +114,67 @@ def guess_step(
     )
 
 
-def trainable_weights(step: Step) -> list[keras.Variable]:
-    """The weights that the step's backward pass makes gradients for."""
-    return list(step.layer.trainable_weights) if step.layer else []
-
-
-def run_stateless(step: Step, inputs: Sequence[Any]) -> tuple[list[Any], list[tf.Tensor]]:
-    """Runs a step in training mode and keeps its updates from happening.
-
-    Returns:
-        its flat results, and the losses that it added.
-    """
-    values = dict(zip(step.inputs, inputs, strict=True))
-    scope = keras.StatelessScope(collect_losses=True, initialize_variables=False)
-    with scope:
-        step.run(values, {"training": True})
-    layers = keras_internals.flatten_layers(step.layer) if step.layer else []
-    for loss in scope.losses:
-        keras_internals.take_loss_owner(loss, layers)
-    return [values.get(t) for t in step.outputs], scope.losses
-
-
-def _placeholder(info: TensorInfo | None) -> tf.Tensor | None:
-    if info is None:
-        return None
-    tensor = tf.compat.v1.placeholder(info.dtype, info.shape)
-    if info.mask is not None:
-        keras_internals.set_mask(tensor, _placeholder(info.mask))
-    return tensor
-
-
-def _has_gradient(info: TensorInfo | None) -> bool:
-    return info is not None and info.differentiable
-
-
-def _is_floating(x: Any) -> bool:
-    return isinstance(x, tf.Tensor) and (x.dtype.is_floating or x.dtype.is_complex)
-
-
 class _Reader:
     """Reads a step's costs off the graph that its passes were traced into."""
 
-    def __init__(
-        self,
-        graph: tf.Graph,
-        inputs: Sequence[tf.Tensor | None],
-        outputs: Sequence[Any],
-        losses: Sequence[tf.Tensor],
-        output_gradients: Sequence[tf.Tensor],
-    ) -> None:
-        self._operations = graph.get_operations()
-        self._inputs = inputs
-        self._outputs = outputs
-        self._losses = losses
-        self._map = BufferMap(graph, [x for x in (*inputs, *output_gradients) if x is not None])
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+        given = [x for x in (*passes.inputs, *passes.output_gradients) if x is not None]
+        self._map = BufferMap(tf.compat.v1.get_default_graph(), given)
+        self._places = self._find_places()
 
-    def read(
-        self,
-        forward: Sequence[tf.Operation],
-        input_gradients: Sequence[Any],
-        weight_gradients: Sequence[Any],
-        sources: Sequence[Any],
-    ) -> StepTrace:
-        made = [x for x in (*input_gradients, *weight_gradients) if x is not None]
-        made = [x for x in tf.nest.flatten(made, expand_composites=True) if x is not None]
-        # A loop gets its accumulators only when its gradient is built: they are forward work.
-        in_forward = {op.name for op in forward} | ancestors(op_outputs(forward))
-        in_backward = ancestors(made) - in_forward
-        backward = [op for op in self._operations if op.name in in_backward]
-        read = [x for op in backward for x in data_inputs(op) if x.op.name in in_forward]
-        saved = {k: v for x in read for k, v in self._map.buffers(x).items()}
-        places = self._places()
-        residual = {k: v for k, v in saved.items() if k not in places}
-
-        results = [x for x in (*self._outputs, *self._losses) if tf.is_tensor(x)]
-        needed = ancestors([*results, *read])
-        runs = [op for op in self._operations if op.name in in_forward & needed]
-        again = ancestors([x for x in read if self._map.buffers(x).keys() - self._input_names()])
-        flops = {op.name: count_flops(op) for op in runs}
-        keep = residual | {k: v for x in results for k, v in self._map.buffers(x).items()}
-        keep = {k: v for k, v in keep.items() if k not in self._input_names()}
-        gradients = {k: v for x in made for k, v in self._map.buffers(x).items()}
+    def read(self) -> StepTrace:
+        passes = self._passes
+        saved = self._buffers(passes.read_back)
+        residual = {k: v for k, v in saved.items() if k not in self._places}
+        results = self._buffers(passes.results)
+        own = {k: v for k, v in (results | residual).items() if self._places.get(k, -1) < 0}
+        needed = ancestors([*passes.results, *passes.read_back])
+        forward = [op for op in passes.forward if op.name in needed]
+        again = ancestors(x for x in passes.read_back if self._buffers([x]).keys() & own.keys())
+        flops = {op.name: count_flops(op) for op in forward}
+        gradients = self._buffers(passes.gradients)
+        weight_gradients = self._buffers(flatten_gradients(passes.weight_gradients))
+        places = [self._places[name] for name in saved if name in self._places]
         return StepTrace(
-            outputs=tuple(self._output(i, sources) for i in range(len(self._outputs))),
-            saved_inputs=tuple(sorted(i for s, i in places.items() if s in saved and i >= 0)),
-            saved_outputs=tuple(sorted(~i for s, i in places.items() if s in saved and i < 0)),
+            outputs=tuple(self._output(i) for i in range(len(passes.outputs))),
+            saved_inputs=tuple(sorted(place for place in places if place >= 0)),
+            saved_outputs=tuple(sorted(~place for place in places if place < 0)),
             residual_bytes=sum(residual.values()),
             forward_flops=sum(flops.values()),
-            backward_flops=sum(map(count_flops, backward)),
+            backward_flops=sum(map(count_flops, passes.backward)),
             free_flops=sum(n for name, n in flops.items() if name not in again),
-            forward_workspace=max(0, self._map.peak(runs, keep) - sum(keep.values())),
-            backward_workspace=max(
-                0, self._map.peak(backward, gradients) - sum(gradients.values())
-            ),
-            weight_gradient_bytes=sum(
-                sum(self._map.buffers(x).values())
-                for x in tf.nest.flatten(list(weight_gradients), expand_composites=True)
-                if x is not None
-            ),
-            expensive=any(map(is_expensive, runs)),
+            forward_workspace=self._workspace(forward, own),
+            backward_workspace=self._workspace(passes.backward, gradients),
+            weight_gradient_bytes=sum(weight_gradients.values()),
+            expensive=any(map(is_expensive, forward)),
         )
 
-    def _input_names(self) -> set[str]:
-        return {x.name for x in self._inputs if x is not None}
+    def _buffers(self, tensors: Sequence[tf.Tensor]) -> Buffers:
+        return {k: v for x in tensors for k, v in self._map.buffers(x).items()}
 
-    def _places(self) -> dict[str, int]:
+    def _workspace(self, operations: Sequence[tf.Operation], keep: Buffers) -> int:
+        return max(0, self._map.peak(operations, keep) - sum(keep.values()))
+
+    def _find_places(self) -> dict[str, int]:
         """Buffers that outlive the step: an input's position, or an output's as -1, -2, ..."""
-        places: dict[str, int] = {}
-        for i, x in enumerate(self._inputs):
-            if x is not None:
-                places[x.name] = i
-        for i, x in enumerate(self._outputs):
+        places = {x.name: i for i, x in enumerate(self._passes.inputs) if x is not None}
+        for i, x in enumerate(self._passes.outputs):
             if isinstance(x, tf.Tensor):
                 places.setdefault(root(x).name, ~i)
         return places
 
-    def _output(self, position: int, sources: Sequence[Any]) -> StepOutput:
-        x = self._outputs[position]
+    def _output(self, position: int) -> StepOutput:
+        x = self._passes.outputs[position]
         if not isinstance(x, tf.Tensor):
             return StepOutput(None)
-        info = replace(_info(x), differentiable=_is_floating(x) and _depends_on(x, sources))
-        place = self._places()[root(x).name]
+        info = replace(_info(x), differentiable=_depends_on(x, self._passes.sources))
+        place = self._places[root(x).name]
         if place >= 0:
             return StepOutput(info, input=place)
         if ~place < position:
             return StepOutput(info, output=~place)
         return StepOutput(info, bytes=sum(self._map.buffers(x).values()))
-
-
-def op_outputs(operations: Sequence[tf.Operation]) -> list[tf.Tensor]:
-    """All tensors that the operations make."""
-    return [x for op in operations for x in op.outputs]
 
 
 def _info(tensor: tf.Tensor) -> TensorInfo:
@@ -295,6 +187,8 @@ def _info(tensor: tf.Tensor) -> TensorInfo:
 
 def _depends_on(tensor: tf.Tensor, sources: Sequence[Any]) -> bool:
     """Whether a gradient can flow from a tensor to any of the sources."""
+    if not is_floating(tensor):
+        return False
     graph = tensor.graph
     handles = {
         graph.capture(x.handle).name if isinstance(x, tf.Variable) else x.name for x in sources

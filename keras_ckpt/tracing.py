@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -17,11 +17,10 @@ import keras
 from keras_ckpt import keras_internals
 from keras_ckpt.costs import ModelCosts, StepCost
 from keras_ckpt.graph import LinearModel, Ref, Step
-from keras_ckpt.step_trace import StepTrace, TensorInfo, guess_step, trace_step
+from keras_ckpt.passes import TensorInfo
+from keras_ckpt.step_trace import StepTrace, guess_step, trace_step
 
 Key = Hashable
-# How a step's trace is made, or made better, from what is known of its inputs.
-TraceStep = Callable[[Step, Sequence[TensorInfo | None], Sequence[bool]], StepTrace]
 
 # What an operation's attributes hold besides its settings: its name and its place in graphs.
 _NOT_SETTINGS = {"name", "_inbound_nodes", "_outbound_nodes", "_auto_config"}
@@ -53,36 +52,63 @@ def trace_costs(
     >>> trace_costs(linearise(model), [x], model).steps[0].forward_flops  # 2 x 2 x 4 x 8 and bias
     144.0
     """
-    known = _traces.setdefault(linear, {})
-    trace = partial(_trace_or_guess, linear)
-    assembly = keras_internals.run_isolated(lambda: assemble(linear, inputs, known, trace))
-    _warn_of_guesses(linear, assembly)
+    assembly = _Assembly(linear, inputs)
+    for step, traced in zip(linear.steps, traced_steps(linear, inputs), strict=True):
+        assembly.add(step, traced.trace)
     return assembly.costs(inputs, resting_bytes(inputs, model))
 
 
-class Assembly:
-    """The traces of a model's steps, put together: storages are numbered over the whole model."""
+@dataclass(frozen=True)
+class TracedStep:
+    """A step's trace, and what it was found by.
+
+    Attributes:
+        key: equal for steps that are alike.
+        inputs: what is known of each of the step's inputs.
+        used: whether each of its outputs is read by anything.
+        trace: what the step costs.
+    """
+
+    key: Key
+    inputs: tuple[TensorInfo | None, ...]
+    used: tuple[bool, ...]
+    trace: StepTrace
+
+
+def traced_steps(linear: LinearModel, inputs: Sequence[keras.KerasTensor]) -> list[TracedStep]:
+    """Traces the steps of a model, each kind of step once."""
+    known = _traces.setdefault(linear, {})
+    infos: dict[int, TensorInfo | None] = {
+        t: _info_of(spec) for t, spec in zip(linear.inputs, inputs, strict=True)
+    }
+    traced = []
+    for index, step in enumerate(linear.steps):
+        seen = tuple(infos[t] for t in step.inputs)
+        used = tuple(linear.last_use(t) > index for t in step.outputs)
+        key = (_configuration(step), seen, used)
+        if key not in known:
+            known[key] = _trace_or_guess(linear, step, seen, used)
+        trace = known[key]
+        infos.update(zip(step.outputs, (x.info for x in trace.outputs), strict=True))
+        traced.append(TracedStep(key, seen, used, trace))
+    _warn_of_guesses(linear, traced)
+    return traced
+
+
+class _Assembly:
+    """Steps' costs put together: storages are numbered over the whole model."""
 
     def __init__(self, linear: LinearModel, inputs: Sequence[keras.KerasTensor]) -> None:
         self._linear = linear
-        self._infos: dict[int, TensorInfo | None] = {}
         self._storages: dict[int, int] = {}
         self._bytes: list[int] = []
         self._differentiable: list[bool] = []
         self._steps: list[StepCost] = []
-        self.traces: list[StepTrace] = []
         for tensor, spec in zip(linear.inputs, inputs, strict=True):
-            info = TensorInfo(tuple(spec.shape), spec.dtype)
-            self._infos[tensor] = info
-            self._storages[tensor] = self._new_storage(info.bytes)
-
-    def known_of(self, step: Step) -> tuple[TensorInfo | None, ...]:
-        """What is known of the next step's inputs."""
-        return tuple(self._infos[t] for t in step.inputs)
+            self._storages[tensor] = self._new_storage(_info_of(spec).bytes)
 
     def add(self, step: Step, trace: StepTrace) -> None:
         """Adds the next step."""
-        self.traces.append(trace)
         before = len(self._bytes)
         inputs = [self._storages[t] for t in step.inputs]
         outputs: list[int] = []
@@ -95,7 +121,6 @@ class Assembly:
                 storage = self._new_storage(output.bytes)
             outputs.append(storage)
             self._storages[tensor] = storage
-            self._infos[tensor] = output.info
             self._differentiable[storage] |= output.info is not None and output.info.differentiable
         saved = [inputs[i] for i in trace.saved_inputs] + [outputs[i] for i in trace.saved_outputs]
         self._steps.append(
@@ -133,27 +158,9 @@ class Assembly:
         return len(self._bytes) - 1
 
 
-def assemble(
-    linear: LinearModel,
-    inputs: Sequence[keras.KerasTensor],
-    known: dict[Key, StepTrace],
-    trace: TraceStep,
-) -> Assembly:
-    """Goes through the steps, and traces those whose like is not known yet."""
-    assembly = Assembly(linear, inputs)
-    for index, step in enumerate(linear.steps):
-        infos = assembly.known_of(step)
-        used = tuple(linear.last_use(t) > index for t in step.outputs)
-        key = (_configuration(step), infos, used)
-        if key not in known:
-            known[key] = trace(step, infos, used)
-        assembly.add(step, known[key])
-    return assembly
-
-
 def resting_bytes(inputs: Sequence[keras.KerasTensor], model: keras.Model) -> int:
     """Weights, optimizer variables and input data: what is there before a train step begins."""
-    data = sum(TensorInfo(tuple(x.shape), x.dtype).bytes for x in inputs)
+    data = sum(_info_of(spec).bytes for spec in inputs)
     return data + _variable_bytes([*model.weights, *_optimizer_variables(model)])
 
 
@@ -174,24 +181,28 @@ def _optimizer_variables(model: keras.Model) -> list[keras.Variable]:
 
 def _variable_bytes(variables: Sequence[keras.Variable]) -> int:
     distinct = {id(variable): variable for variable in variables}
-    return sum(TensorInfo(tuple(v.shape), v.dtype).bytes for v in distinct.values())
+    return sum(_info_of(variable).bytes for variable in distinct.values())
+
+
+def _info_of(tensor: keras.KerasTensor | keras.Variable) -> TensorInfo:
+    return TensorInfo(tuple(tensor.shape), tensor.dtype)
 
 
 def _trace_or_guess(
     linear: LinearModel, step: Step, infos: Sequence[TensorInfo | None], used: Sequence[bool]
 ) -> StepTrace:
     try:
-        return trace_step(step, infos, used)
+        return keras_internals.run_isolated(lambda: trace_step(step, infos, used))
     except Exception as error:  # Whatever a layer's own code may raise.
         outputs = [linear.tensors[t] for t in step.outputs]
         return guess_step(step, infos, outputs, f"{type(error).__name__}: {error}")
 
 
-def _warn_of_guesses(linear: LinearModel, assembly: Assembly) -> None:
+def _warn_of_guesses(linear: LinearModel, traced: Sequence[TracedStep]) -> None:
     guesses = {
-        step.name: trace.problem
-        for step, trace in zip(linear.steps, assembly.traces, strict=True)
-        if trace.problem
+        step.name: found.trace.problem
+        for step, found in zip(linear.steps, traced, strict=True)
+        if found.trace.problem
     }
     if guesses:
         names = ", ".join(f"'{name}'" for name in guesses)
