@@ -117,20 +117,23 @@ def run_recomputed(
         def gradient(
             *output_gradients: Any, variables: Iterable[tf.Variable] = ()
         ) -> tuple[list[Any], list[Any]]:
+            wanted = call.take_wanted()
+            output_gradients = [output_gradients[i] for i in wanted]
             tie = _tie(output_gradients)
             with tf.GradientTape() as tape:
                 tied_inputs = [tie(x) for x in inputs]
                 tape.watch(tied_inputs)
                 with tf.name_scope("recompute"):
-                    outputs_again = call.second_pass(tied_inputs, tie)
+                    again = call.second_pass(tied_inputs, tie)
             sources = [*tied_inputs, *variables]
+            outputs_again = [again[i] for i in wanted]
             gradients = _gate(tape.gradient(outputs_again, sources, output_gradients))
             return gradients[: len(inputs)], gradients[len(inputs) :]
 
         return outputs, gradient
 
     with keras_internals.releasing_gradients():
-        outputs = segment(*call.differentiable_inputs())
+        outputs = call.note_wanted(segment(*call.differentiable_inputs()))
     return call.finish(outputs)
 
 
@@ -177,6 +180,24 @@ class _Call:
                 "arguments and on Keras variables alone."
             )
         return [*outputs.differentiable, *scope.losses]
+
+    def note_wanted(self, outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Notes which results a gradient comes back for.
+
+        TensorFlow fills in zeros for the others. A weight that only these need would get zeros for
+        a gradient, too, and an optimizer that decays would change it.
+        """
+        self._always_wanted = len(outputs) == 1
+        self._wanted: set[int] = set()
+        if self._always_wanted:
+            return list(outputs)
+        return [_noting(x, functools.partial(self._wanted.add, i)) for i, x in enumerate(outputs)]
+
+    def take_wanted(self) -> list[int]:
+        """The numbers of the results that a gradient came back for since this was last asked."""
+        wanted = [0] if self._always_wanted else sorted(self._wanted)
+        self._wanted.clear()
+        return wanted
 
     def finish(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Gives the results their structure and their masks, and the losses to their layers."""
@@ -236,6 +257,18 @@ class _Flat:
                 keras_internals.set_mask(leaf, tie(mask))
             leaves.append(leaf)
         return keras.tree.pack_sequence_as(self._structure, leaves)
+
+
+def _noting(x: tf.Tensor, note: Callable[[], None]) -> tf.Tensor:
+    @tf.custom_gradient
+    def identity(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        def gradient(output_gradient: Any) -> Any:
+            note()
+            return output_gradient
+
+        return tf.identity(x), gradient
+
+    return identity(x)
 
 
 def _is_differentiable(x: Any) -> bool:
