@@ -22,12 +22,16 @@ import tensorflow as tf
 from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+# What `fit` makes of any data it is given.
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.layers.layer import CallContext
 
 # The Functional class is not exported, and `type(keras.Model(x, y))` would need a model.
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 from keras.src.models.model import functional_init_arguments
 from keras.src.utils.python_utils import is_default
+from tensorflow.python.client import device_lib
 from tensorflow.python.eager import record
 from tensorflow.python.framework import ops as framework_ops
 
@@ -405,3 +409,45 @@ def run_isolated(function: Callable[[], Any]) -> Any:
 
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(run).result()
+
+
+def device_memory_limit(device: str) -> int:
+    """The most bytes that the allocator of a device hands out (no public name tells)."""
+    name = f"/device:{device}"
+    return next(d.memory_limit for d in device_lib.list_local_devices() if d.name == name)
+
+
+def first_batch(model: keras.Model, x: Any, y: Any, batch_size: int | None) -> Any:
+    """The first batch that `fit` would train on, as `fit` converts it."""
+    batches = TFEpochIterator(
+        x=x,
+        y=y,
+        batch_size=batch_size,
+        steps_per_epoch=1,
+        shuffle=False,
+        distribute_strategy=model.distribute_strategy,
+        steps_per_execution=1,
+    )
+    for _, _, iterator in batches:
+        return next(iterator)
+    raise ValueError("there is no first batch: the data is empty")
+
+
+def build_for_training(model: keras.Model, batch: Any) -> None:
+    """Builds a model, its metrics and its optimizer as `fit` does, without running anything."""
+    model._symbolic_build(data_batch=batch)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def preserving_global_seed() -> Iterator[None]:
+    """Leaves the process-wide seed generator as it was, be it not there at all."""
+    generator = global_state.get_global_attribute(_GLOBAL_SEED)
+    state = None if generator is None else generator.state.numpy()
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_GLOBAL_SEED, generator)
+        if generator is not None:
+            generator.state.assign(state)
