@@ -5,10 +5,11 @@ Two searches compete, and the simulator, which has the last word on what fits, p
 * `search`: one level only, with exact live sets on any graph;
 * `nested`: rotor's recurrence, nested to any depth, exact on chains.
 
-What is optimal: on a chain of at most 100 steps the plan is the optimum among all nested plans,
+What is optimal: on a chain of at most 128 steps the plan is the optimum among all nested plans,
 up to the rounding of sizes (1/400 of the limit for each tensor kept; none if the limit is below
 400 bytes). On other graphs it is at least as good as the best one-level plan that the search
-finds; nested plans that need less work may exist. Longer models are planned as 100 groups of steps.
+finds; nested plans that need less work may exist. Longer models are planned in at most 128
+groups of steps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from keras_ckpt.planners.simulate import Simulation, simulate
 from keras_ckpt.planners.spans import Spans
 from keras_ckpt.segment import Segment
 
-_MOST_STEPS = 100
+_MOST_STEPS = 128
 
 
 class InfeasibleError(ValueError):

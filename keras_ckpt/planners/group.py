@@ -8,6 +8,7 @@ many steps, so that what the planners lose are cuts that they would rarely choos
 from __future__ import annotations
 
 import dataclasses
+import math
 from itertools import pairwise
 
 from keras_ckpt.costs import ModelCosts, StepCost
@@ -30,10 +31,11 @@ def cheap_cuts(spans: Spans, count: int) -> list[int]:
     steps = spans.steps
     if steps <= count:
         return list(range(steps + 1))
+    count = math.ceil(steps / math.ceil(steps / count))  # groups of equal size waste least
     edges = [round(index * steps / count) for index in range(count + 1)]
     middles = [
         min(
-            range((a + b + 1) // 2, (b + c) // 2 + 1),
+            range((a + b) // 2 + 1, (b + c) // 2 + 1),
             key=lambda i: (int(spans.live[i]), abs(i - b)),
         )
         for a, b, c in zip(edges, edges[1:], edges[2:], strict=False)
@@ -57,10 +59,11 @@ def group_steps(spans: Spans, cuts: list[int]) -> ModelCosts:
     for index, (start, stop) in enumerate(ranges):
         step = steps[index]
         kept = step.residual_bytes + _bytes(costs, set(step.saved) & set(step.outputs))
-        forward = max(
-            int(spans.recompute[start, stop] - spans.gradients[stop]),
-            int(spans.forward[start, stop]),
-        )
+        last = costs.steps[stop - 1]
+        saving = int(spans.recompute[start, stop] - spans.gradients[stop])
+        if is_free(costs, stop - 1):  # a group that ends no segment does run its last operation
+            saving += last.forward_workspace + _bytes(costs, set(last.outputs))
+        forward = max(saving, int(spans.forward[start, stop]))
         backward = int(spans.backward[start, stop] + spans.weight_gradients[stop])
         shown = step.residual_bytes + _bytes(costs, set(step.outputs))
         with_workspace.append(

@@ -20,10 +20,11 @@ from keras_ckpt.segment import Segment
 def plan_memory(costs: ModelCosts) -> tuple[Segment, ...]:
     """The one-level plan with the least simulated peak, and among those the least extra work.
 
-    Exact over all plans without nesting, for any graph, as long as at most 256 partial plans (50
-    for 1,000 steps) compete at one boundary. Beyond that, some are dropped. For the peak it takes
-    many skip connections over one boundary to get there (more than eight that can be combined
-    freely); for the work, long models with steps of many different sizes.
+    The peak is exact over all plans without nesting, for any graph, as long as at most 256 partial
+    plans (50 for 1,000 steps) compete at one boundary; it takes many skip connections over one
+    boundary, more than eight that can be combined freely, to get there. Beyond that, some are
+    dropped. The work is the least up to a quarter as many competitors, which long models with
+    steps of many different sizes exceed.
 
     Args:
         costs: what the model's steps cost.
@@ -53,19 +54,24 @@ def least_peak(search: OneLevelSearch) -> tuple[Segment, ...]:
     costs = search.spans.lifetimes.costs
     possible = search.least_possible()
     # A narrow search is fast and nearly always right, so the wide one mostly has to look once.
-    plan = _lower_peak(search, (), possible, first=possible, width=8)
+    plan = _lower_peak(search, (), possible, first=possible, width=8, close=2000)
     reached = simulate(costs, plan).peak_bytes
     plan = _lower_peak(search, plan, possible, first=reached - 1, width=search.width)
     reached = simulate(costs, plan).peak_bytes
     return min(
         plan,
-        search.find(reached, least_work=True) or plan,
+        search.find(reached, least_work=True, width=max(16, search.width // 4)) or plan,
         key=lambda segments: simulate(costs, segments).recomputed_flops,
     )
 
 
 def _lower_peak(
-    search: OneLevelSearch, plan: tuple[Segment, ...], possible: int, first: int, width: int
+    search: OneLevelSearch,
+    plan: tuple[Segment, ...],
+    possible: int,
+    first: int,
+    width: int,
+    close: int | None = None,
 ) -> tuple[Segment, ...]:
     """The plan with the least peak that the search finds, `plan` if none is better.
 
@@ -76,11 +82,12 @@ def _lower_peak(
             models come close.
         first: the limit to start with.
         width: how wide to search.
+        close: stop when the peak is known to one part in this many; by default, to the byte.
     """
     costs = search.spans.lifetimes.costs
     reached = simulate(costs, plan).peak_bytes
     limit, distance = first, 1 + possible // 1024
-    while possible < reached:
+    while reached - possible > (reached // close if close else 0):
         found = search.find(min(limit, reached - 1), least_work=False, width=width)
         if found is not None:
             plan, reached = found, simulate(costs, found).peak_bytes
