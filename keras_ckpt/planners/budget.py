@@ -82,8 +82,11 @@ def plan_budget(costs: ModelCosts, limit_bytes: int) -> tuple[Segment, ...]:
     >>> chain = ModelCosts(
     ...     steps=tuple(StepCost(f"s{i}", (i,), (i + 1,), (i + 1,), 0, 1.0, 2.0) for i in range(9)),
     ...     storage_bytes=(8,) * 10, differentiable=(True,) * 10, inputs=(0,), outputs=(9,))
-    >>> plan_budget(chain, 88), plan_budget(chain, 72)
-    ((), (Segment(start=0, stop=2, segments=()),))
+    >>> plan_budget(chain, 88)
+    ()
+    >>> result = simulate(chain, plan_budget(chain, 72))
+    >>> result.peak_bytes, result.recomputed_flops
+    (72, 2.0)
     """
     if simulate(costs, ()).peak_bytes <= limit_bytes:
         return ()

@@ -10,21 +10,27 @@ spares the segment before it the recompute of its own large output.
 from __future__ import annotations
 
 from keras_ckpt.costs import ModelCosts
+from keras_ckpt.planners.group import cheap_cuts, group_steps, ungroup
 from keras_ckpt.planners.lifetimes import Lifetimes
 from keras_ckpt.planners.search import OneLevelSearch
 from keras_ckpt.planners.simulate import simulate
 from keras_ckpt.planners.spans import Spans
 from keras_ckpt.segment import Segment
 
+_MOST_STEPS = 400  # at which every boundary is looked at
+_GROUPS = 200  # of neighbouring steps, above that
+
 
 def plan_memory(costs: ModelCosts) -> tuple[Segment, ...]:
     """The one-level plan with the least simulated peak, and among those the least extra work.
 
-    The peak is exact over all plans without nesting, for any graph, as long as at most 256 partial
-    plans (50 for 1,000 steps) compete at one boundary; it takes many skip connections over one
-    boundary, more than eight that can be combined freely, to get there. Beyond that, some are
-    dropped. The work is the least up to a quarter as many competitors, which long models with
-    steps of many different sizes exceed.
+    The peak is exact over all plans without nesting, for any graph of up to 400 steps, as long as
+    at most 256 partial plans (125 for 400 steps) compete at one boundary; it takes many skip
+    connections over one boundary, about eight that can be combined freely, to get there. Beyond
+    that, some are dropped. The work is the least up to a quarter as many competitors, which long
+    models with steps of many different sizes exceed. Above 400 steps, neighbouring steps are
+    grouped, and the plan found is then improved step by step by a narrow search, which is exact
+    on chains.
 
     Args:
         costs: what the model's steps cost.
@@ -46,21 +52,36 @@ def plan_memory(costs: ModelCosts) -> tuple[Segment, ...]:
     """
     if not costs.steps:
         return ()
-    return least_peak(OneLevelSearch(Spans.of(Lifetimes.of(costs))))
+    spans = Spans.of(Lifetimes.of(costs))
+    if spans.steps <= _MOST_STEPS:
+        return least_peak(OneLevelSearch(spans))
+    cuts = cheap_cuts(spans, _GROUPS)
+    groups = Spans.of(Lifetimes.of(group_steps(spans, cuts)))
+    plan = ungroup(least_peak(OneLevelSearch(groups)), cuts)
+    return least_peak(OneLevelSearch(spans), plan, width=2)
 
 
-def least_peak(search: OneLevelSearch) -> tuple[Segment, ...]:
-    """The plan with the least simulated peak, and then the least work, that a search allows."""
+def least_peak(
+    search: OneLevelSearch, plan: tuple[Segment, ...] = (), width: int | None = None
+) -> tuple[Segment, ...]:
+    """The plan with the least simulated peak, and then the least work, that a search allows.
+
+    Args:
+        search: the search over the model.
+        plan: a plan to start from.
+        width: how wide to search at most, by default as wide as the search would.
+    """
     costs = search.spans.lifetimes.costs
     possible = search.least_possible()
+    wide = width or search.width
     # A narrow search is fast and nearly always right, so the wide one mostly has to look once.
-    plan = _lower_peak(search, (), possible, first=possible, width=8, close=2000)
+    plan = _lower_peak(search, plan, possible, first=possible, width=min(8, wide), close=2000)
     reached = simulate(costs, plan).peak_bytes
-    plan = _lower_peak(search, plan, possible, first=reached - 1, width=search.width)
+    plan = _lower_peak(search, plan, possible, first=reached - 1, width=wide)
     reached = simulate(costs, plan).peak_bytes
     return min(
         plan,
-        search.find(reached, least_work=True, width=max(16, search.width // 4)) or plan,
+        search.find(reached, least_work=True, width=max(2, wide // 4)) or plan,
         key=lambda segments: simulate(costs, segments).recomputed_flops,
     )
 
