@@ -59,6 +59,14 @@ _IN_PLACE = {
     *("SquaredDifference", "Sub", "Tanh", "TanhGrad", "TensorListSetItem", "Xdivy"),
     *("Xlogy"),
 }
+# Other operations whose kernels allocate their results and nothing else.
+_PLAIN = {
+    *("BiasAddGrad", "BroadcastTo", "Cast", "ConcatV2", "Const", "Fill", "GreaterEqual"),
+    *("IdentityN", "InvertPermutation", "Max", "Mean", "NoOp", "Pack", "Pad", "Placeholder"),
+    *("Prod", "Range", "ReadVariableOp", "Select", "SelectV2", "Slice", "Split", "SplitV"),
+    *("StatelessRandomGetKeyCounter", "StatelessRandomUniformV2", "StridedSlice"),
+    *("StridedSliceGrad", "Sum", "Tile", "Transpose", "Unpack"),
+}
 _FOLDED_BYTES = 100 * 1024
 
 
@@ -71,6 +79,11 @@ def element_count(tensor: tf.Tensor) -> int:
 def data_inputs(op: tf.Operation) -> list[tf.Tensor]:
     """The inputs whose elements an operation reads."""
     return [] if op.type in SHAPE_READERS else list(op.inputs)
+
+
+def is_plain(op: tf.Operation) -> bool:
+    """Whether an operation's kernel is known to allocate its results and nothing else."""
+    return op.type in ALIASES or op.type in SHAPE_READERS or op.type in _IN_PLACE | _PLAIN
 
 
 def ancestors(tensors: Iterable[tf.Tensor]) -> set[str]:

@@ -20,6 +20,7 @@ from keras_ckpt.costs import ModelCosts
 from keras_ckpt.graph import LinearModel, Step
 from keras_ckpt.passes import Passes, build_passes
 from keras_ckpt.tracing import Key, TracedStep, traced_steps
+from keras_ckpt.updates import update_cost
 
 _measured: weakref.WeakKeyDictionary[LinearModel, dict[Key, tuple[int, int]]]
 _measured = weakref.WeakKeyDictionary()
@@ -59,10 +60,16 @@ def calibrate(
             workspaces.append(known[traced.key])
         return workspaces
 
+    update = update_cost(getattr(model, "optimizer", None))
+    workspaces = keras_internals.run_isolated(measure_all)
     steps = [
-        replace(step, forward_workspace=forward, backward_workspace=backward)
-        for step, (forward, backward) in zip(
-            costs.steps, keras_internals.run_isolated(measure_all), strict=True
+        replace(
+            cost,
+            forward_workspace=forward,
+            backward_workspace=backward + update.workspace(step),
+        )
+        for step, cost, (forward, backward) in zip(
+            linear.steps, costs.steps, workspaces, strict=True
         )
     ]
     return replace(costs, steps=tuple(steps))
@@ -100,22 +107,22 @@ def _device() -> str:
 def _measure(step: Step, traced: TracedStep) -> tuple[int, int]:
     """The workspace of one step's forward and backward pass, in bytes."""
     trace = traced.trace
-    if trace.problem or not (trace.forward_flops or trace.backward_flops):
+    if trace.problem or trace.exact:
         return trace.forward_workspace, trace.backward_workspace
     passes: list[Passes] = []
     whole = tf.compat.v1.wrap_function(
         lambda: passes.append(build_passes(step, traced.inputs, traced.used)), []
     )
     (built,) = passes
-    inputs = _tensors(built.inputs)
+    inputs = [x for x in (*built.inputs, *built.masks) if x is not None]
     kept = [x for x in built.read_back if _is_kept(x)]
     if any(x.dtype == tf.variant for x in kept):
         # A loop's lists cannot leave the function that the loop is in.
         return trace.forward_workspace, trace.backward_workspace
     results = list({x.name: x for x in (*built.results, *kept)}.values())
     forward = whole.prune(inputs, results)
-    given = list({x.name: x for x in (*inputs, *built.output_gradients, *kept)}.values())
-    data = {x.name: _random(x) for x in (*inputs, *built.output_gradients)}
+    given = list({x.name: x for x in (*built.given, *kept)}.values())
+    data = {x.name: _random(x) for x in built.given}
     backward = whole.prune(given, built.gradients) if built.gradients else None
 
     def run() -> tuple[int, int]:
@@ -130,14 +137,9 @@ def _measure(step: Step, traced: TracedStep) -> tuple[int, int]:
         return max(0, ahead.bytes - own), max(0, back.bytes - returned)
 
     run()  # The first run also allocates what kernels keep for good.
-    return run()
-
-
-def _tensors(values: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
-    """Tensors, with the masks that travel with them."""
-    present = [x for x in values if x is not None]
-    masks = [keras_internals.get_mask(x) for x in present]
-    return [*present, *(mask for mask in masks if mask is not None)]
+    # The allocator may hand out a larger piece than was asked for: the lower figure is the truth.
+    forward_bytes, backward_bytes = zip(run(), run(), strict=True)
+    return min(forward_bytes), min(backward_bytes)
 
 
 def _is_kept(tensor: tf.Tensor) -> bool:

@@ -52,6 +52,7 @@ class Passes:
 
     Attributes:
         inputs: placeholders of the step's inputs; None for what is no tensor.
+        masks: placeholders of the masks that travel with them.
         outputs: the step's flat results.
         losses: what it added to the model's losses.
         output_gradients: placeholders of the gradients that come in.
@@ -63,6 +64,7 @@ class Passes:
     """
 
     inputs: list[tf.Tensor | None]
+    masks: list[tf.Tensor]
     outputs: list[Any]
     losses: list[tf.Tensor]
     output_gradients: list[tf.Tensor]
@@ -71,6 +73,11 @@ class Passes:
     weight_gradients: list[Any]
     forward: list[tf.Operation]
     backward: list[tf.Operation]
+
+    @property
+    def given(self) -> list[tf.Tensor]:
+        """Every placeholder that a value is to be given for."""
+        return [x for x in (*self.inputs, *self.masks, *self.output_gradients) if x is not None]
 
     @property
     def results(self) -> list[tf.Tensor]:
@@ -100,6 +107,8 @@ def build_passes(step: Step, infos: Sequence[TensorInfo | None], used: Sequence[
     """
     graph = tf.compat.v1.get_default_graph()
     inputs = [_placeholder(info) for info in infos]
+    # Noted now, since a layer may take the mask off a tensor.
+    masks = [keras_internals.get_mask(x) for x in inputs if x is not None]
     watched = [x for x, info in zip(inputs, infos, strict=True) if has_gradient(info)]
     weights = [keras_internals.stored_variable(w) for w in trainable_weights(step)]
     sources = [*watched, *weights]
@@ -119,6 +128,7 @@ def build_passes(step: Step, infos: Sequence[TensorInfo | None], used: Sequence[
     operations = graph.get_operations()
     return Passes(
         inputs=inputs,
+        masks=[mask for mask in masks if mask is not None],
         outputs=outputs,
         losses=losses,
         output_gradients=incoming,

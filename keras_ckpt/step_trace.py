@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_ckpt import keras_internals
-from keras_ckpt.buffers import BufferMap, Buffers, ancestors, data_inputs, root
+from keras_ckpt.buffers import BufferMap, Buffers, ancestors, data_inputs, is_plain, root
 from keras_ckpt.flops import count_flops, is_expensive
 from keras_ckpt.graph import Step
 from keras_ckpt.passes import (
@@ -52,6 +52,7 @@ class StepTrace:
         outputs: one entry per result.
         saved_inputs: positions of the inputs whose buffers the backward pass reads.
         saved_outputs: positions of the outputs whose buffers it reads.
+        exact: whether its kernels take no memory that a graph does not show.
         problem: why the figures are a guess, or None: where a step cannot be traced, all its
             inputs and outputs are taken to be saved.
     """
@@ -67,6 +68,7 @@ class StepTrace:
     backward_workspace: int = 0
     weight_gradient_bytes: int = 0
     expensive: bool = False
+    exact: bool = False
     problem: str | None = None
 
 
@@ -119,8 +121,7 @@ class _Reader:
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
-        given = [x for x in (*passes.inputs, *passes.output_gradients) if x is not None]
-        self._map = BufferMap(tf.compat.v1.get_default_graph(), given)
+        self._map = BufferMap(tf.compat.v1.get_default_graph(), passes.given)
         self._places = self._find_places()
 
     def read(self) -> StepTrace:
@@ -148,6 +149,7 @@ class _Reader:
             backward_workspace=self._workspace(passes.backward, gradients),
             weight_gradient_bytes=sum(weight_gradients.values()),
             expensive=any(map(is_expensive, forward)),
+            exact=all(map(is_plain, [*forward, *passes.backward])),
         )
 
     def _buffers(self, tensors: Sequence[tf.Tensor]) -> Buffers:

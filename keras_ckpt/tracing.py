@@ -19,6 +19,7 @@ from keras_ckpt.costs import ModelCosts, StepCost
 from keras_ckpt.graph import LinearModel, Ref, Step
 from keras_ckpt.passes import TensorInfo
 from keras_ckpt.step_trace import StepTrace, guess_step, trace_step
+from keras_ckpt.updates import update_cost
 
 Key = Hashable
 
@@ -53,8 +54,9 @@ def trace_costs(
     144.0
     """
     assembly = _Assembly(linear, inputs)
+    update = update_cost(getattr(model, "optimizer", None))
     for step, traced in zip(linear.steps, traced_steps(linear, inputs), strict=True):
-        assembly.add(step, traced.trace)
+        assembly.add(step, traced.trace, update.workspace(step))
     return assembly.costs(inputs, resting_bytes(inputs, model))
 
 
@@ -107,8 +109,8 @@ class _Assembly:
         for tensor, spec in zip(linear.inputs, inputs, strict=True):
             self._storages[tensor] = self._new_storage(_info_of(spec).bytes)
 
-    def add(self, step: Step, trace: StepTrace) -> None:
-        """Adds the next step."""
+    def add(self, step: Step, trace: StepTrace, update_workspace: int) -> None:
+        """Adds the next step; its weights are updated while the backward pass goes on."""
         before = len(self._bytes)
         inputs = [self._storages[t] for t in step.inputs]
         outputs: list[int] = []
@@ -134,7 +136,7 @@ class _Assembly:
                 backward_flops=trace.backward_flops,
                 free_flops=trace.free_flops,
                 forward_workspace=trace.forward_workspace,
-                backward_workspace=trace.backward_workspace,
+                backward_workspace=trace.backward_workspace + update_workspace,
                 weight_gradient_bytes=trace.weight_gradient_bytes,
                 expensive=trace.expensive,
             )
