@@ -1,0 +1,259 @@
+"""Memory over the course of a train step, from the profiler's record of every allocation.
+
+TensorFlow's allocator tells the profiler about each block that it hands out or takes back, with
+the bytes then in use. So the curve is the allocator's own, and its maximum is the reported peak.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from keras_ckpt.memory.naming import MARK, Phase, Place
+
+TRAIN_STEP = f"{MARK}train step"
+_ALLOCATION = "MemoryAllocation"
+_BLOCKS = {_ALLOCATION, "MemoryDeallocation"}
+# Into how many parts a train step is cut to tell its phases.
+_BINS = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One block of memory handed out or taken back.
+
+    Attributes:
+        seconds: since the train step began.
+        bytes: in use from then on, above resting memory.
+        change: the size of the block in bytes, negative if it was taken back.
+        operation: TensorFlow's name, within its step, of the operation that the block was for.
+        step: the model's step that the block was for; "" for loss, metrics and optimizer.
+        segment: the index of the plan's segment that the step is in; None outside of segments.
+        phase: what the train step was doing: "forward", "recompute", "backward" or "update".
+        address: where the block begins.
+    """
+
+    seconds: float
+    bytes: int
+    change: int
+    operation: str
+    step: str
+    segment: int | None
+    phase: Phase
+    address: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """A time in which a train step was in one phase and, if recomputing, in one segment."""
+
+    phase: Phase
+    segment: int | None
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
+class _Event:
+    """An event on one thread: a block of memory, or the beginning or the end of a mark."""
+
+    nanoseconds: float
+    name: str
+    details: Mapping[str, Any]
+
+
+@contextmanager
+def recording() -> Iterator[list[_Event]]:
+    """Records the allocator's events during the block.
+
+    Yields:
+        a list that holds the events, in order, once the block has ended.
+    """
+    events: list[_Event] = []
+    options = tf.profiler.experimental.ProfilerOptions(
+        host_tracer_level=3, python_tracer_level=0, device_tracer_level=0
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder, options=options)
+        try:
+            yield events
+        finally:
+            tf.profiler.experimental.stop()
+        for path in Path(folder).glob("**/*.xplane.pb"):
+            events.extend(_read(path.read_bytes()))
+    events.sort(key=lambda event: event.nanoseconds)
+
+
+def make_timeline(
+    events: Sequence[_Event],
+    number: int,
+    offset: int,
+    device: str,
+    place: Callable[[str, list[str]], Place],
+    segments: Mapping[str, int],
+) -> tuple[Row, ...]:
+    """The timeline of one train step.
+
+    Args:
+        events: what `recording` recorded.
+        number: the number of the train step among those recorded.
+        offset: bytes that the allocator counted as in use when the step began.
+        device: the device, such as "CPU:0".
+        place: tells the place of an operation from its name and the marks that it lies in.
+        segments: the index of the segment that each step is in.
+    """
+    step = _events_of_step(events, number)
+    replay = _Replay(step[0].nanoseconds, offset, place, segments)
+    for event in step[1:]:
+        if event.name.startswith(MARK):
+            replay.mark(event)
+        elif _is_of(device, event):
+            replay.block(event)
+    return tuple(replay.rows)
+
+
+class _Replay:
+    """Goes through the events of one train step, knowing which blocks are held for what."""
+
+    def __init__(
+        self,
+        start: float,
+        offset: int,
+        place: Callable[[str, list[str]], Place],
+        segments: Mapping[str, int],
+    ) -> None:
+        self.rows: list[Row] = []
+        self._start = start
+        self._offset = offset
+        self._place = place
+        self._segments = segments
+        self._blocks: dict[int, Place] = {}
+        self._marks: list[str] = []
+        self._phase: Phase = ""
+
+    def mark(self, event: _Event) -> None:
+        """Enters or leaves a mark; they are nested, as they come from one thread."""
+        if event.details["ends"]:
+            self._marks.pop()
+        else:
+            self._marks.append(event.name.removeprefix(MARK))
+
+    def block(self, event: _Event) -> None:
+        """Adds the row of a block handed out or taken back."""
+        address, size = event.details["addr"], event.details["allocation_bytes"]
+        if event.name == _ALLOCATION:
+            place = self._place(event.details.get("tf_op", ""), self._marks)
+            self._blocks[address] = place
+            self._phase = place.phase
+        else:
+            place, size = self._blocks.pop(address, Place()), -size
+        self.rows.append(
+            Row(
+                seconds=(event.nanoseconds - self._start) / 1e9,
+                bytes=event.details["bytes_allocated"] - self._offset,
+                change=size,
+                operation=place.operation,
+                step=place.step,
+                segment=self._segments.get(place.step),
+                phase=self._phase,
+                address=address,
+            )
+        )
+
+
+def spans_of(rows: Sequence[Row]) -> list[Span]:
+    """The phases that a train step went through, told by what most of the new memory was for.
+
+    Operations run at the same time, so an update may be made between two gradients: short
+    interludes belong to what goes on around them.
+    """
+    if not rows:
+        return []
+    width = max(row.seconds for row in rows) / _BINS or 1.0
+    bins: dict[int, Counter[tuple[Phase, int | None]]] = {}
+    for row in rows:
+        if row.change > 0 and row.phase:
+            segment = row.segment if row.phase == "recompute" else None
+            bins.setdefault(int(row.seconds / width), Counter())[row.phase, segment] += row.change
+    spans: list[Span] = []
+    for number, sizes in sorted(bins.items()):
+        (phase, segment), _ = sizes.most_common(1)[0]
+        start, stop = number * width, (number + 1) * width
+        if spans and (spans[-1].phase, spans[-1].segment) == (phase, segment):
+            start = spans.pop().start
+        elif spans:
+            spans[-1] = replace(spans[-1], stop=start)
+        spans.append(Span(phase, segment, start, stop))
+    return spans
+
+
+def held_at_peak(rows: Sequence[Row]) -> list[Row]:
+    """The blocks that were handed out during the step and in use when most memory was."""
+    held: dict[int, Row] = {}
+    peak = max((row.bytes for row in rows), default=0)
+    for row in rows:
+        if row.change > 0:
+            held[row.address] = row
+        else:
+            held.pop(row.address, None)
+        if row.bytes == peak:
+            break
+    return list(held.values())
+
+
+def _events_of_step(events: Sequence[_Event], number: int) -> Sequence[_Event]:
+    """The events from the beginning to the end of one train step, its beginning included."""
+    limits = [
+        i
+        for i, event in enumerate(events)
+        if event.name == TRAIN_STEP and event.details["step_num"] == number
+    ]
+    return events[limits[0] : limits[1]]
+
+
+def _read(trace: bytes) -> Iterator[_Event]:
+    """The events of a recorded trace that tell of blocks of memory or of our marks."""
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(trace)
+    for plane in space.planes:
+        names = {
+            key: metadata.name
+            for key, metadata in plane.event_metadata.items()
+            if metadata.name in _BLOCKS or metadata.name.startswith(MARK)
+        }
+        for line in plane.lines:
+            for event in line.events:
+                if event.metadata_id in names:
+                    name, details = names[event.metadata_id], _details(plane, event)
+                    start = line.timestamp_ns + event.offset_ps / 1e3
+                    if name in _BLOCKS:
+                        yield _Event(start, name, details)
+                    else:
+                        yield _Event(start, name, {**details, "ends": False})
+                        stop = start + event.duration_ps / 1e3
+                        yield _Event(stop, name, {**details, "ends": True})
+
+
+def _details(plane: Any, event: Any) -> dict[str, Any]:
+    details = {}
+    for stat in event.stats:
+        value = getattr(stat, stat.WhichOneof("value"))
+        if stat.HasField("ref_value"):
+            value = plane.stat_metadata[value].name
+        details[plane.stat_metadata[stat.metadata_id].name] = value
+    return details
+
+
+def _is_of(device: str, event: _Event) -> bool:
+    """Whether a block belongs to a device: allocators are named `GPU_0_bfc`, `bfc_cpu_...`."""
+    kind, number = device.split(":")
+    prefix = "bfc_cpu" if kind == "CPU" else f"{kind}_{number}_bfc"
+    return str(event.details["allocator_name"]).startswith(prefix)
