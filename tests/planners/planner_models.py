@@ -71,7 +71,7 @@ def random_costs(seed: int, count: int, *, skips: bool, large: int = 12) -> Mode
                 free_flops=draw.choice([0.0, forward, float(draw.randint(0, int(forward)))]),
                 forward_workspace=draw.choice([0, draw.randint(1, large)]),
                 backward_workspace=draw.choice([0, draw.randint(1, large)]),
-                weight_gradient_bytes=draw.choice([0, draw.randint(1, large)]),
+                weight_gradient_bytes=draw.choice([0, draw.randint(1, 3 * large)]),
                 expensive=draw.random() < 0.5,
             )
         )
