@@ -35,6 +35,8 @@ from tensorflow.python.client import device_lib
 from tensorflow.python.eager import record
 from tensorflow.python.framework import ops as framework_ops
 
+from keras_ckpt import randomness
+
 __all__ = [
     "Functional",
     "functional_init_arguments",
@@ -404,7 +406,7 @@ def run_isolated(function: Callable[[], Any]) -> Any:
 
     def run() -> Any:
         global_state.set_global_attribute(_GLOBAL_SEED, keras.random.SeedGenerator(0))
-        with call_state()():
+        with call_state()(), randomness.capture()():
             return function()
 
     with ThreadPoolExecutor(max_workers=1) as thread:

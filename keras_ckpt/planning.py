@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -25,7 +26,8 @@ from keras_ckpt.plan import Checkpoint, Plan
 from keras_ckpt.planners.equal import plan_equal
 from keras_ckpt.planners.memory import plan_memory
 from keras_ckpt.planners.simulate import simulate
-from keras_ckpt.segment import Segment, segments_between
+from keras_ckpt.replayable import steps_to_run_once
+from keras_ckpt.segment import Segment, segments_between, segments_without
 from keras_ckpt.tracing import trace_costs
 
 # What an input dimension that the model leaves open, other than the batch, is taken to be.
@@ -81,12 +83,13 @@ def plan_steps(
 ) -> Plan:
     """Makes the plan for checked settings and fully known input shapes."""
     names = tuple(step.name for step in linear.steps)
+    once = steps_to_run_once(linear)
     if isinstance(setting, Plan):
         setting.check(names, linear.name)
-        return setting
+        return _running_once(setting, once)
     setting = _resolved(setting, memory_limit, linear)
     costs = trace_costs(linear, inputs, model)
-    segments = _segments(setting, memory_limit, linear, costs)
+    segments = segments_without(_segments(setting, memory_limit, linear, costs), once)
     prediction = simulate(costs, segments)
     plain = prediction if not segments else simulate(costs, ())
     plan = Plan(
@@ -99,6 +102,7 @@ def plan_steps(
         predicted_peak_bytes=prediction.peak_bytes,
         resting_bytes=costs.resting_bytes,
         predicted_overhead=prediction.overhead,
+        notes=_notes(names, once),
     )
     if segments and prediction.peak_bytes >= plain.peak_bytes:
         warnings.warn(
@@ -181,6 +185,22 @@ def _segments(
     if setting == "sqrt" or isinstance(setting, int):
         return plan_equal(steps, setting)
     return plan_memory(costs)
+
+
+def _running_once(plan: Plan, once: Collection[int]) -> Plan:
+    segments = segments_without(plan.segments, once)
+    if segments == plan.segments:
+        return plan
+    notes = [x for x in _notes(plan.steps, once) if x not in plan.notes]
+    return replace(plan, segments=segments, notes=(*plan.notes, *notes))
+
+
+def _notes(steps: Sequence[str], once: Collection[int]) -> tuple[str, ...]:
+    return tuple(
+        f"Step '{steps[i]}' is never recomputed: it updates its state inside a TensorFlow loop or "
+        "function, where that cannot be replayed."
+        for i in sorted(once)
+    )
 
 
 def _kept(

@@ -31,7 +31,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ckpt import keras_internals
+from keras_ckpt import keras_internals, randomness
 from keras_ckpt.replay import FirstPass, SecondPass
 
 Tie = Callable[[Any], Any]
@@ -151,6 +151,7 @@ class _Call:
         self._arguments = _Flat((args, kwargs))
         self._find_layers = find_layers
         self._call_state = keras_internals.call_state()
+        self._randomness = randomness.capture()
 
     def differentiable_inputs(self) -> list[tf.Tensor]:
         return self._arguments.differentiable
@@ -169,7 +170,7 @@ class _Call:
     def second_pass(self, inputs: Sequence[tf.Tensor], tie: Tie) -> list[tf.Tensor]:
         """Runs the function again from the same state; returns its differentiable results."""
         scope = SecondPass([(variable, tie(value)) for variable, value in self._state])
-        with self._call_state(), scope:
+        with self._call_state(), self._randomness(), scope:
             args, kwargs = self._arguments.pack(inputs, tie)
             outputs = _Flat(self._function(*args, **kwargs))
         owners = self._take_owners(scope.losses)

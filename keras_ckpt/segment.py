@@ -11,8 +11,9 @@ This is the one description of a schedule that planners, the simulator and the e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -105,3 +106,24 @@ def segments_between(cuts: Sequence[int], steps: int) -> tuple[Segment, ...]:
     """
     inner = sorted({cut for cut in cuts if 0 < cut < steps})
     return tuple(Segment(a, b) for a, b in zip([0, *inner], inner, strict=False))
+
+
+def segments_without(segments: Sequence[Segment], excluded: Collection[int]) -> tuple[Segment, ...]:
+    """The same segments, each taken apart where it would hold an excluded step.
+
+    Example:
+
+    >>> segments_without([Segment(0, 5)], {1, 2})
+    (Segment(start=0, stop=1, segments=()), Segment(start=3, stop=5, segments=()))
+    """
+    parts = []
+    for segment in segments:
+        inside = segments_without(segment.segments, excluded)
+        between = [i for i in range(segment.start, segment.stop) if i in excluded]
+        for before, stop in pairwise([segment.start - 1, *between, segment.stop]):
+            start = before + 1
+            if start < stop:
+                inner = [x for x in inside if start <= x.start and x.stop <= stop]
+                whole = len(inner) == 1 and (inner[0].start, inner[0].stop) == (start, stop)
+                parts.append(inner[0] if whole else Segment(start, stop, tuple(inner)))
+    return tuple(parts)

@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 
-from keras_ckpt import keras_internals
+from keras_ckpt import keras_internals, randomness
 from keras_ckpt.graph import LinearModel, linearise_graph
 
 
@@ -66,7 +66,7 @@ class TracedCalls:
         symbolic = keras.tree.map_structure(keras_internals.symbolic, (args, kwargs))
         inputs = [x for x in keras.tree.flatten(symbolic) if isinstance(x, keras.KerasTensor)]
         try:
-            with keras_internals.recording_call():
+            with keras_internals.recording_call(), randomness.refusing():
                 result = plain(*symbolic[0], **symbolic[1])
             flat = tuple(keras.tree.flatten(result))
             outputs = [x for x in flat if isinstance(x, keras.KerasTensor)]
