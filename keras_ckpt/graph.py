@@ -202,31 +202,26 @@ class _Lineariser:
             if inner is None:
                 outputs = self._add(name, node.operation, args, kwargs, node.outputs)
             else:
-                outputs = self._add_nested(name, inner, args[0])
+                outputs = self._add_nested(name, inner, args, kwargs)
             numbers.update(zip((id(x) for x in node.outputs), outputs, strict=True))
 
     def _add_nested(
-        self, name: str, inner: keras_internals.Functional, argument: Any
+        self,
+        name: str,
+        inner: keras_internals.Functional,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[int, ...]:
-        """Adds the steps of a nested model, with a step before and after where Keras adds work."""
-        arguments = [
-            self._tensors[x.tensor] if isinstance(x, Ref) else x
-            for x in keras.tree.flatten(argument)
-        ]
-        masked = any(_mask_of(x) is not None for x in arguments)
-        if not masked and _pass_unchanged(arguments, inner.inputs):
-            inputs = [x.tensor for x in keras.tree.flatten(argument)]
+        """Adds the steps of a nested model, after one that prepares its inputs if they need it."""
+        flat = keras.tree.flatten(args[0])
+        arguments = [self._tensors[x.tensor] if isinstance(x, Ref) else x for x in flat]
+        if kwargs.get("mask") is None and _pass_unchanged(arguments, inner.inputs):
+            inputs = tuple(x.tensor for x in flat)
         else:
-            masks = [keras.KerasTensor((None,), "bool") for _ in arguments]
-            made = self._add(f"{name}/in", _WayIn(inner), (argument,), {}, [*inner.inputs, *masks])
-            inputs, masks = list(made[: len(arguments)]), made[len(arguments) :]
+            inputs = self._add(f"{name}/in", _WayIn(inner), args, kwargs, inner.inputs)
         numbers = dict(zip((id(x) for x in inner.inputs), inputs, strict=True))
         self._add_nodes(inner, numbers, prefix=f"{name}/")
-        outputs = tuple(numbers[id(x)] for x in inner.outputs)
-        if not masked:
-            return outputs
-        refs = ([Ref(t) for t in outputs], [Ref(t) for t in masks])
-        return self._add(f"{name}/out", _WayOut(inner), refs, {}, inner.outputs)
+        return tuple(numbers[id(x)] for x in inner.outputs)
 
     def _add(
         self,
@@ -252,8 +247,11 @@ def _flattens_to(node: Any) -> keras_internals.Functional | None:
     args, kwargs = node.arguments.args, node.arguments.kwargs
     inner = keras_internals.inner_functional(node.operation)
     # A `training` recorded with a nested call is overruled by the caller's, in Keras too.
-    plain_call = len(args) == 1 and set(kwargs) <= {"training"}
-    if inner is None or not plain_call or node.operation.activity_regularizer is not None:
+    plain_call = len(args) == 1 and set(kwargs) <= {"training", "mask"}
+    if inner is None or not plain_call:
+        return None
+    # Keras does more with the outputs of such a model than its graph shows.
+    if node.operation.activity_regularizer is not None or node.operation.supports_masking:
         return None
     return inner
 
@@ -269,29 +267,13 @@ def _pass_unchanged(arguments: list[Any], inputs: list[keras.KerasTensor]) -> bo
     )
 
 
-def _mask_of(x: Any) -> Any:
-    return keras_internals.get_mask(x) if hasattr(x, "shape") else None
-
-
 class _WayIn:
-    """Prepares a nested model's inputs (dtype, rank) as its `call` does; hands out their masks."""
+    """Prepares a nested model's inputs (dtype, rank, masks) as its `call` does."""
 
     def __init__(self, functional: keras_internals.Functional) -> None:
         self._functional = functional
         self.name = functional.name
 
-    def __call__(self, inputs: Any) -> list[Any]:
-        masks = [_mask_of(x) for x in keras.tree.flatten(inputs)]
-        return [*keras_internals.standardize_inputs(self._functional, inputs), *masks]
-
-
-class _WayOut:
-    """Gives a nested model's outputs the masks of its inputs, as `Layer.__call__` does."""
-
-    def __init__(self, functional: keras_internals.Functional) -> None:
-        self._functional = functional
-        self.name = functional.name
-
-    def __call__(self, outputs: list[Any], masks: list[Any]) -> list[Any]:
-        keras_internals.set_default_masks(self._functional, outputs, masks)
-        return outputs
+    def __call__(self, inputs: Any, mask: Any = None, training: bool | None = None) -> list[Any]:
+        flat, _ = keras_internals.functional_inputs(self._functional, inputs, training, mask)
+        return flat
