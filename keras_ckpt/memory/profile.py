@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -93,7 +93,7 @@ def _check(model: keras.Model, steps: int) -> None:
 
 
 @contextlib.contextmanager
-def _explaining_misfit(model: keras.Model) -> Any:
+def _explaining_misfit(model: keras.Model) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
@@ -107,11 +107,13 @@ def _profile(model: keras.Model, batch: Any, steps: int, timeline: bool) -> Repo
     mode = "eager" if model.run_eagerly else "xla" if model.jit_compile else "graph"
     naming = Naming(model)
     train_step = _train_step(model)
-    with naming.active() if timeline else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if timeline:
+            stack.enter_context(naming.active())
         with _explaining_misfit(model):
             train_step(batch)
-        with recording() if timeline else contextlib.nullcontext([]) as events:
-            runs = [_run(train_step, batch, number) for number in range(steps)]
+        events = stack.enter_context(recording()) if timeline else []
+        runs = [_run(train_step, batch, number) for number in range(steps)]
     peaks = [memory.peak_bytes for memory, _ in runs]
     seconds = sorted(seconds for _, seconds in runs)
     median = sorted(range(steps), key=peaks.__getitem__)[steps // 2]

@@ -99,6 +99,11 @@ class Report:
     plan: Plan | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def predicted_peak_bytes(self) -> int | None:
+        """The plan's prediction, in bytes above resting memory. It does not hold in eager mode."""
+        return self.plan.predicted_peak_bytes if self.plan and self.mode != "eager" else None
+
     def largest(self, n: int = 10) -> Holders:
         """Who holds the memory when most of it is in use.
 
@@ -115,9 +120,8 @@ class Report:
             return Holders()
         blocks: dict[tuple[str, Phase, int | None], list[Row]] = defaultdict(list)
         for row in held_at_peak(self.timeline):
-            blocks[row.step or _OUTSIDE.get(row.phase, "(other)"), row.phase, row.segment].append(
-                row
-            )
+            step = row.step or _OUTSIDE.get(row.phase, "(other)")
+            blocks[step, row.phase, row.segment].append(row)
         holders = [_holder(*key, rows) for key, rows in blocks.items()]
         return Holders(sorted(holders, key=lambda holder: -holder.bytes)[:n])
 
@@ -158,7 +162,7 @@ class Report:
 
     def __str__(self) -> str:
         batch = "" if self.batch_size is None else f", batch size {self.batch_size}"
-        predicted = self.plan.predicted_peak_bytes if self.plan else None
+        predicted = self.predicted_peak_bytes
         lines = [
             f"Profile of model '{self.model}'{batch}, {self.mode} mode on {self.device}",
             f"Peak: {format_bytes(self.peak_bytes)} above resting memory "

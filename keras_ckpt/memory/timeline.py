@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ _ALLOCATION = "MemoryAllocation"
 _BLOCKS = {_ALLOCATION, "MemoryDeallocation"}
 # Into how many parts a train step is cut to tell its phases.
 _BINS = 240
+# Phases are told from this many parts before and after as well.
+_INTERLUDE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,27 +174,34 @@ class _Replay:
 def spans_of(rows: Sequence[Row]) -> list[Span]:
     """The phases that a train step went through, told by what most of the new memory was for.
 
-    Operations run at the same time, so an update may be made between two gradients: short
-    interludes belong to what goes on around them.
+    Operations run at the same time, and a gradient's first operations as soon as they can, so the
+    phases overlap. The forward pass is said to last until its last step has run, and an interlude
+    in the backward pass that is very short belongs to what goes on around it.
     """
-    if not rows:
-        return []
-    width = max(row.seconds for row in rows) / _BINS or 1.0
+    made = [row for row in rows if row.change > 0 and row.phase]
+    forward = [row.seconds for row in made if row.phase == "forward" and row.step]
+    turn = max(forward, default=0.0)
+    width = max((row.seconds for row in rows), default=0.0) / _BINS or 1.0
     bins: dict[int, Counter[tuple[Phase, int | None]]] = {}
-    for row in rows:
-        if row.change > 0 and row.phase:
+    for row in made:
+        if row.seconds > turn and row.phase != "forward":
             segment = row.segment if row.phase == "recompute" else None
-            bins.setdefault(int(row.seconds / width), Counter())[row.phase, segment] += row.change
-    spans: list[Span] = []
+            for near in range(-_INTERLUDE, _INTERLUDE + 1):
+                number = int(row.seconds / width) + near
+                bins.setdefault(number, Counter())[row.phase, segment] += row.change
+    spans = [Span("forward", None, 0.0, turn)] if forward else []
     for number, sizes in sorted(bins.items()):
-        (phase, segment), _ = sizes.most_common(1)[0]
-        start, stop = number * width, (number + 1) * width
-        if spans and (spans[-1].phase, spans[-1].segment) == (phase, segment):
-            start = spans.pop().start
-        elif spans:
-            spans[-1] = replace(spans[-1], stop=start)
-        spans.append(Span(phase, segment, start, stop))
+        if turn <= (number + 1) * width <= (_BINS + 1) * width:
+            _extend(spans, *sizes.most_common(1)[0][0], stop=(number + 1) * width)
     return spans
+
+
+def _extend(spans: list[Span], phase: Phase, segment: int | None, stop: float) -> None:
+    """Lengthens the last span, or adds one, so that there is no gap."""
+    start = spans[-1].stop if spans else 0.0
+    if spans and (spans[-1].phase, spans[-1].segment) == (phase, segment):
+        start = spans.pop().start
+    spans.append(Span(phase, segment, start, stop))
 
 
 def held_at_peak(rows: Sequence[Row]) -> list[Row]:
