@@ -381,6 +381,11 @@ class _WeakGradient:
         return function(*args)
 
 
+def scratch_graph() -> Any:
+    """A graph to trace operations into that are never run."""
+    return tf.__internal__.FuncGraph("scratch")
+
+
 def called_graphs(op: tf.Operation) -> list[Any]:
     """The graphs of the functions that an operation calls (a loop's condition, then its body)."""
     if op.type not in _CALLING:

@@ -83,7 +83,7 @@ def trace_step(step: Step, inputs: Sequence[TensorInfo | None], used: Sequence[b
     Raises:
         Exception: whatever the step's operation raises when it is traced.
     """
-    with tf.__internal__.FuncGraph("trace").as_default():
+    with keras_internals.scratch_graph().as_default():
         return _Reader(build_passes(step, inputs, used)).read()
 
 
