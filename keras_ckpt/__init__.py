@@ -6,8 +6,10 @@ forward pass and recomputed in the backward pass, and the training run stays the
 
 from importlib.metadata import version
 
+from keras_ckpt.conversion import checkpointed
+from keras_ckpt.enabling import disable, enable, enabled
 from keras_ckpt.marker import CheckpointMarker
-from keras_ckpt.model import CheckpointedModel, CheckpointedSequential, checkpointed
+from keras_ckpt.model import CheckpointedModel, CheckpointedSequential
 from keras_ckpt.plan import Plan
 from keras_ckpt.planning import make_plan
 from keras_ckpt.recompute import recompute
@@ -18,6 +20,9 @@ __all__ = [
     "CheckpointedSequential",
     "Plan",
     "checkpointed",
+    "disable",
+    "enable",
+    "enabled",
     "make_plan",
     "recompute",
 ]

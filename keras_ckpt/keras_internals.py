@@ -30,7 +30,6 @@ from keras.src.layers.layer import CallContext
 # The Functional class is not exported, and `type(keras.Model(x, y))` would need a model.
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 from keras.src.models.model import functional_init_arguments
-from keras.src.utils.python_utils import is_default
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager import record
 from tensorflow.python.framework import ops as framework_ops
@@ -190,6 +189,11 @@ def training_of_call() -> bool | None:
     return None if context is None else context.get_value("training")
 
 
+def is_inside_call() -> bool:
+    """Whether the call of some layer is under way."""
+    return global_state.get_global_attribute(_CALL_CONTEXT) is not None
+
+
 def entry_layer() -> keras.layers.Layer | None:
     """The outermost layer whose call is under way."""
     context = global_state.get_global_attribute(_CALL_CONTEXT)
@@ -263,19 +267,13 @@ def nodes_in_order(functional: Functional) -> list[Any]:
 
 def inner_functional(operation: Any) -> Functional | None:
     """The graph that a model runs when it is called, if it is one that does nothing else."""
-    if not isinstance(operation, keras.Model) or not is_default(operation.compute_mask):
+    if not isinstance(operation, keras.Model):
         return None
     call = type(operation).call
     call = getattr(call, "plain", call)
     if call is Functional.call:
         return operation
     return operation._functional if call is keras.Sequential.call else None
-
-
-def set_default_masks(model: keras.Model, outputs: list[Any], masks: list[Any]) -> None:
-    """Gives outputs that have no mask those of the inputs, as a model's `__call__` does."""
-    if model.supports_masking:
-        model._set_mask_metadata(None, outputs, masks)
 
 
 def standardize_inputs(functional: Functional, inputs: Any) -> list[Any]:

@@ -85,7 +85,7 @@ class CheckpointedModel(keras.Model):
         super().__init_subclass__(**kwargs)
         own_call = vars(cls).get("call")
         if own_call is not None and not hasattr(own_call, "plain"):
-            cls.call = _checkpointed_call(own_call)
+            cls.call = checkpointed_call(own_call)
 
     @property
     def checkpoints(self) -> Any:
@@ -128,7 +128,7 @@ class CheckpointedModel(keras.Model):
         return {**super().get_config(), **self._checkpointing.get_config()}
 
 
-def _checkpointed_call(plain: Callable[..., Any]) -> Callable[..., Any]:
+def checkpointed_call(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Runs a model's `call` under the model's plan during training."""
 
     @functools.wraps(plain)
@@ -149,7 +149,7 @@ class CheckpointedFunctional(CheckpointedModel, Functional):
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any) -> None:
         super().__init__(inputs, outputs, name=name, **kwargs)
 
-    call = _checkpointed_call(Functional.call)
+    call = checkpointed_call(Functional.call)
 
 
 @keras.saving.register_keras_serializable(package=_PACKAGE)
@@ -191,7 +191,7 @@ class CheckpointedSequential(CheckpointedModel, keras.Sequential):
             memory_limit=memory_limit,
         )
 
-    call = _checkpointed_call(keras.Sequential.call)
+    call = checkpointed_call(keras.Sequential.call)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
@@ -202,57 +202,6 @@ class CheckpointedSequential(CheckpointedModel, keras.Sequential):
             model = super().from_config(config, custom_objects)
         model._checkpointing = Checkpointing(model, **settings)
         return model
-
-
-def checkpointed(
-    model: keras.Model, checkpoints: Any = None, memory_limit: int | str | None = None
-) -> CheckpointedModel:
-    """A checkpointed model over the layers of one that exists.
-
-    Args:
-        model: a Functional or a Sequential model. It stays as it is; layers, weights and what it
-            was compiled with (the optimizer and its slots, too) are shared with the new model.
-        checkpoints: see `CheckpointedModel`.
-        memory_limit: see `CheckpointedModel`.
-
-    Returns:
-        the checkpointed model, compiled if `model` is.
-
-    Raises:
-        TypeError: if `model` is not a Keras model, or a subclassed one.
-        ValueError: if a setting is of no known form, or does not fit the model.
-
-    Example:
-
-    >>> inputs = keras.Input((16,))
-    >>> x = keras.layers.Dense(64, activation="gelu")(inputs)
-    >>> plain = keras.Model(inputs, keras.layers.Dense(1)(x))
-    >>> model = checkpointed(plain, checkpoints=2)
-    >>> model.layers[1] is plain.layers[1]
-    True
-    """
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"`checkpointed` needs a Keras model; received {model!r}.")
-    functional = keras_internals.inner_functional(model)
-    settings = {"checkpoints": checkpoints, "memory_limit": memory_limit}
-    if isinstance(model, keras.Sequential) and functional is not model:
-        shared: CheckpointedModel = CheckpointedSequential(
-            keras_internals.layers_with_input(model), name=model.name, **settings
-        )
-    elif functional is None:
-        raise TypeError(
-            f"Model '{model.name}' is a subclassed model ({type(model).__name__}), whose `call` "
-            "cannot be taken over. Derive its class from `keras_ckpt.CheckpointedModel` in the "
-            "place of `keras.Model`."
-        )
-    else:
-        shared = CheckpointedFunctional(
-            *keras_internals.structures(model),
-            name=model.name,
-            **settings,
-        )
-    keras_internals.share_compile_state(model, shared)
-    return shared
 
 
 def _make_functional(cls: type) -> None:

@@ -7,6 +7,7 @@ refused with the first difference, and it is stored as JSON, which runs no code 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,11 +75,14 @@ class Plan:
     def check(self, steps: Sequence[str], model: str) -> None:
         """Checks that the plan is one for a model with these steps.
 
+        Keras numbers the layers that have no name through the process, so that the same model gets
+        other numbers when it is made again: numbers at the end of a name are not compared.
+
         Raises:
             ValueError: naming the first step that differs.
         """
         for i, (planned, actual) in enumerate(zip(self.steps, steps, strict=False)):
-            if planned != actual:
+            if _unnumbered(planned) != _unnumbered(actual):
                 raise ValueError(
                     f"The plan was made for another model than '{model}': its step {i} is "
                     f"'{planned}', the model's is '{actual}'. Make a new plan with "
@@ -195,6 +199,10 @@ class Plan:
             )
         if self.predicted_overhead is not None:
             yield f"Predicted overhead: {self.predicted_overhead:.1%} more FLOPs per train step"
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(r"_\d+(?=[/#]|$)", "", name)
 
 
 def _segments_from(data: Sequence[dict[str, Any]]) -> tuple[Segment, ...]:

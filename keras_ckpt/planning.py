@@ -23,11 +23,14 @@ from keras_ckpt.checkpoints import (
 from keras_ckpt.costs import ModelCosts
 from keras_ckpt.graph import LinearModel, linearise
 from keras_ckpt.plan import Checkpoint, Plan
+from keras_ckpt.planners.budget import plan_budget
 from keras_ckpt.planners.equal import plan_equal
 from keras_ckpt.planners.memory import plan_memory
 from keras_ckpt.planners.simulate import simulate
+from keras_ckpt.planners.speed import plan_speed
 from keras_ckpt.replayable import steps_to_run_once
 from keras_ckpt.segment import Segment, segments_between, segments_without
+from keras_ckpt.sizes import parse_bytes
 from keras_ckpt.tracing import trace_costs
 
 # What an input dimension that the model leaves open, other than the batch, is taken to be.
@@ -184,6 +187,10 @@ def _segments(
         return segments_between(marker_cuts(linear), steps)
     if setting == "sqrt" or isinstance(setting, int):
         return plan_equal(steps, setting)
+    if setting == "speed":
+        return plan_speed(costs)
+    if setting == "budget":
+        return plan_budget(costs, parse_bytes(memory_limit) - costs.resting_bytes)
     return plan_memory(costs)
 
 

@@ -1,0 +1,89 @@
+"""A checkpointed model over the layers of one that exists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_ckpt import keras_internals
+from keras_ckpt.checkpointing import Checkpointing
+from keras_ckpt.model import (
+    CheckpointedFunctional,
+    CheckpointedModel,
+    CheckpointedSequential,
+    checkpointed_call,
+)
+
+
+def checkpointed(
+    model: keras.Model, checkpoints: Any = None, memory_limit: int | str | None = None
+) -> CheckpointedModel:
+    """A checkpointed model over the layers of one that exists.
+
+    Args:
+        model: any Keras model. It stays as it is; layers, weights and what it was compiled with
+            (the optimizer and its slots, too) are shared with the new model.
+        checkpoints: see `CheckpointedModel`.
+        memory_limit: see `CheckpointedModel`.
+
+    Returns:
+        the checkpointed model, compiled if `model` is. Where `model` is of a class of your own, the
+        new one has its methods, too, and is saved as that class, without the setting.
+
+    Raises:
+        TypeError: if `model` is not a Keras model.
+        ValueError: if a setting is of no known form or does not fit the model, or if a model of
+            a class of your own is not built.
+
+    Example:
+
+    >>> inputs = keras.Input((16,))
+    >>> x = keras.layers.Dense(64, activation="gelu")(inputs)
+    >>> plain = keras.Model(inputs, keras.layers.Dense(1)(x))
+    >>> model = checkpointed(plain, checkpoints=2)
+    >>> model.layers[1] is plain.layers[1]
+    True
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"`checkpointed` needs a Keras model; received {model!r}.")
+    keras_internals.require_tensorflow()
+    settings = {"checkpoints": checkpoints, "memory_limit": memory_limit}
+    if type(model) in (keras.Sequential, CheckpointedSequential):
+        layers = keras_internals.layers_with_input(model)
+        converted = CheckpointedSequential(layers, name=model.name, **settings)
+    elif type(model) in (keras_internals.Functional, CheckpointedFunctional):
+        inputs, outputs = keras_internals.structures(model)
+        converted = CheckpointedFunctional(inputs, outputs, name=model.name, **settings)
+    else:
+        return _view(model, settings)
+    keras_internals.share_compile_state(model, converted)
+    return converted
+
+
+def _view(model: keras.Model, settings: dict[str, Any]) -> CheckpointedModel:
+    """A second object with everything that a model has, of a class that adds checkpointing."""
+    if not model.built:
+        raise ValueError(
+            f"Model '{model.name}' ({type(model).__name__}) is not built, so that there are no "
+            "layers to share yet. Call it on data first, or derive its class from "
+            "`keras_ckpt.CheckpointedModel` in the place of `keras.Model`."
+        )
+    plain = type(model)
+    view = object.__new__(_checkpointed_class(plain))
+    vars(view).update(vars(model), train_function=None)
+    vars(view)["_checkpointing"] = Checkpointing(view, **settings)
+    return view
+
+
+def _checkpointed_class(plain: type[keras.Model]) -> type[CheckpointedModel]:
+    call = getattr(plain.call, "plain", plain.call)
+    members = {
+        "call": checkpointed_call(call),
+        "get_config": plain.get_config,
+        # Saved under the plain class's name, so that a file of it loads wherever that class is.
+        "__module__": plain.__module__,
+        "__qualname__": plain.__qualname__,
+    }
+    bases = (plain,) if issubclass(plain, CheckpointedModel) else (CheckpointedModel, plain)
+    return type(plain.__name__, bases, members)
