@@ -81,9 +81,18 @@ def _checkpointed_class(plain: type[keras.Model]) -> type[CheckpointedModel]:
     members = {
         "call": checkpointed_call(call),
         "get_config": plain.get_config,
-        # Saved under the plain class's name, so that a file of it loads wherever that class is.
         "__module__": plain.__module__,
         "__qualname__": plain.__qualname__,
     }
     bases = (plain,) if issubclass(plain, CheckpointedModel) else (CheckpointedModel, plain)
-    return type(plain.__name__, bases, members)
+    checkpointed_class = type(plain.__name__, bases, members)
+    _save_as(plain, checkpointed_class)
+    return checkpointed_class
+
+
+def _save_as(plain: type[keras.Model], other: type[keras.Model]) -> None:
+    """Has models of a class saved as ones of another, so that their files load wherever it is."""
+    package, separator, name = keras.saving.get_registered_name(plain).partition(">")
+    if separator:
+        keras.saving.register_keras_serializable(package, name)(other)
+        keras.saving.register_keras_serializable(package, name)(plain)
