@@ -33,7 +33,7 @@ def preserving_variables(model: keras.Model) -> Iterator[None]:
     """
     optimizer = [] if model.optimizer is None else model.optimizer.variables
     variables = {id(v): v for v in (*model.variables, *model.metrics_variables, *optimizer)}
-    values = [np.array(v) for v in variables.values()]
+    values = [keras_internals.stored_variable(v).numpy() for v in variables.values()]
     try:
         yield
     finally:
