@@ -7,6 +7,7 @@ steps are known.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,9 +122,10 @@ def _name_of(value: Any, model: LinearModel | None) -> str:
             f"`checkpoints` lists {value!r} (a {type(value).__name__}). Name layers, or give the "
             "layers or their outputs (KerasTensors) themselves."
         )
-    for step in model.steps if model else ():
-        if any(model.tensors[t] is value for t in step.outputs):
-            return step.name if "#" in step.name else f"{step.name}#1"
+    if model is not None:
+        for step in model.steps:
+            if any(model.tensors[t] is value for t in step.outputs):
+                return step.name if "#" in step.name else f"{step.name}#1"
     raise ValueError(
         f"`checkpoints` lists {value}, which is not the output of a step of this model. Give the "
         "name of the layer whose output it is."
@@ -135,8 +137,8 @@ def _cuts_after(name: str, model: LinearModel) -> list[int]:
     call = name.removesuffix("#1")
     if "#" in name and call in names:
         return [names.index(call) + 1]
-    bare = [step_name.split("#")[0] for step_name in names]
-    for candidates in (_exactly(name, bare), _inside(name, bare), _by_last_part(name, bare)):
+    bare = [_bare(step_name) for step_name in names]
+    for candidates in (_exactly(name, bare), _inside(name, names), _by_last_part(name, bare)):
         if candidates:
             return candidates
     last_parts = {part.rsplit("/", 1)[-1] for part in bare}
@@ -147,13 +149,23 @@ def _cuts_after(name: str, model: LinearModel) -> list[int]:
     )
 
 
+def _bare(name: str) -> str:
+    """A step's name without the numbers of calls."""
+    return re.sub(r"#\d+(?=/|$)", "", name)
+
+
 def _exactly(name: str, bare: list[str]) -> list[int]:
     return [i + 1 for i, x in enumerate(bare) if x == name]
 
 
-def _inside(name: str, bare: list[str]) -> list[int]:
-    inside = [i for i, x in enumerate(bare) if x.startswith(f"{name}/")]
-    return [i + 1 for i in inside if i + 1 not in inside]
+def _inside(name: str, names: list[str]) -> list[int]:
+    """The ends of each call of a nested model."""
+    calls = []
+    for x in names:
+        parts = x.split("/")
+        around = ["/".join(parts[:i]) for i in range(1, len(parts))]
+        calls.append(next((call for call in around if name in (call, _bare(call))), None))
+    return [i + 1 for i, call in enumerate(calls) if call and calls[i + 1 : i + 2] != [call]]
 
 
 def _by_last_part(name: str, bare: list[str]) -> list[int]:

@@ -71,8 +71,9 @@ def _view(model: keras.Model, settings: dict[str, Any]) -> CheckpointedModel:
         )
     plain = type(model)
     view = object.__new__(_checkpointed_class(plain))
-    vars(view).update(vars(model), train_function=None)
-    vars(view)["_checkpointing"] = Checkpointing(view, **settings)
+    # Past Keras's `__setattr__`, which would track everything a second time.
+    view.__dict__.update(model.__dict__, train_function=None)
+    view.__dict__["_checkpointing"] = Checkpointing(view, **settings)
     return view
 
 

@@ -34,7 +34,7 @@ class _Switch:
 
     def call(self, model: keras.Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a model, under a plan if it is the outermost one."""
-        plain_call = super(keras.Model, model).__call__
+        plain_call = functools.partial(keras.layers.Layer.__call__, model)
         if isinstance(model, CheckpointedModel) or keras_internals.is_inside_call():
             return plain_call(*args, **kwargs)
         with self._running(model):

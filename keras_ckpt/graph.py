@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -87,16 +87,16 @@ class LinearModel:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     tensors: tuple[keras.KerasTensor, ...]
+    _produced: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    _last_use: dict[int, int] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        produced = dict.fromkeys(self.inputs, -1)
-        last_use = dict.fromkeys(self.inputs, -1)
+        self._produced.update(dict.fromkeys(self.inputs, -1))
+        self._last_use.update(dict.fromkeys(self.inputs, -1))
         for i, step in enumerate(self.steps):
-            produced.update(dict.fromkeys(step.outputs, i))
-            last_use.update(dict.fromkeys((*step.inputs, *step.outputs), i))
-        last_use.update(dict.fromkeys(self.outputs, len(self.steps)))
-        object.__setattr__(self, "_produced", produced)
-        object.__setattr__(self, "_last_use", last_use)
+            self._produced.update(dict.fromkeys(step.outputs, i))
+            self._last_use.update(dict.fromkeys((*step.inputs, *step.outputs), i))
+        self._last_use.update(dict.fromkeys(self.outputs, len(self.steps)))
 
     def produced_by(self, tensor: int) -> int:
         """The index of the step that makes a tensor; -1 for an input of the model."""

@@ -388,7 +388,7 @@ def called_graphs(op: tf.Operation) -> list[Any]:
     """The graphs of the functions that an operation calls (a loop's condition, then its body)."""
     if op.type not in _CALLING:
         return []
-    graphs = []
+    graphs: list[Any] = []
     for attribute in op.op_def.attr:
         if attribute.type == "func":
             names = [op.get_attr(attribute.name).name]

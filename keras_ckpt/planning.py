@@ -6,6 +6,7 @@ The one place where the parts of planning meet: model -> steps -> costs -> segme
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -23,14 +24,14 @@ from keras_ckpt.checkpoints import (
 from keras_ckpt.costs import ModelCosts
 from keras_ckpt.graph import LinearModel, linearise
 from keras_ckpt.plan import Checkpoint, Plan
-from keras_ckpt.planners.budget import plan_budget
+from keras_ckpt.planners.budget import InfeasibleError, plan_budget
 from keras_ckpt.planners.equal import plan_equal
 from keras_ckpt.planners.memory import plan_memory
 from keras_ckpt.planners.simulate import simulate
 from keras_ckpt.planners.speed import plan_speed
 from keras_ckpt.replayable import steps_to_run_once
 from keras_ckpt.segment import Segment, segments_between, segments_without
-from keras_ckpt.sizes import parse_bytes
+from keras_ckpt.sizes import format_bytes, parse_bytes
 from keras_ckpt.tracing import trace_costs
 
 # What an input dimension that the model leaves open, other than the batch, is taken to be.
@@ -105,15 +106,12 @@ def plan_steps(
         predicted_peak_bytes=prediction.peak_bytes,
         resting_bytes=costs.resting_bytes,
         predicted_overhead=prediction.overhead,
-        notes=_notes(names, once),
+        notes=(*_notes(names, once), *_notes_on_shapes(linear, inputs)),
     )
-    if segments and prediction.peak_bytes >= plain.peak_bytes:
-        warnings.warn(
-            f"The plan for model '{linear.name}' (checkpoints {describe(setting)}) saves no memory "
-            "by its prediction: its segments keep as much as plain Keras does, or recompute it "
-            'all at once. Use `checkpoints="memory"` to have them chosen.',
-            stacklevel=3,
-        )
+    saves_nothing = prediction.peak_bytes >= plain.peak_bytes
+    if saves_nothing and setting not in (False, "budget"):
+        plan = replace(plan, notes=(*plan.notes, _why_nothing_is_saved(plan)))
+        warnings.warn(plan.notes[-1], stacklevel=3)
     return plan
 
 
@@ -185,13 +183,35 @@ def _segments(
         return segments_between(find_cuts(setting, linear), steps)
     if setting == "collection":
         return segments_between(marker_cuts(linear), steps)
-    if setting == "sqrt" or isinstance(setting, int):
+    if setting == "sqrt":
+        return plan_equal(steps, "sqrt")
+    if isinstance(setting, int):
         return plan_equal(steps, setting)
     if setting == "speed":
         return plan_speed(costs)
-    if setting == "budget":
-        return plan_budget(costs, parse_bytes(memory_limit) - costs.resting_bytes)
+    if setting == "budget" and memory_limit is not None:
+        return _plan_within(parse_bytes(memory_limit), linear, costs)
     return plan_memory(costs)
+
+
+def _plan_within(limit: int, linear: LinearModel, costs: ModelCosts) -> tuple[Segment, ...]:
+    try:
+        return plan_budget(costs, limit - costs.resting_bytes)
+    except InfeasibleError as e:
+        least = costs.resting_bytes + e.least_bytes
+        batch_size = (costs.batch_size or 1) * max(limit - costs.resting_bytes, 0) // e.least_bytes
+        advice = (
+            f"Lower the batch size from {costs.batch_size} to about {batch_size}"
+            if batch_size
+            else "Make the model smaller"
+        )
+        raise ValueError(
+            f"No plan trains model '{linear.name}' within {format_bytes(limit)}. The least that "
+            f"recomputation can reach is {format_bytes(least)}: {format_bytes(costs.resting_bytes)}"
+            f" of weights and optimizer slots, {format_bytes(e.least_bytes)} of activations and "
+            f"gradients, which peak at step '{e.step}'. {advice}, use mixed precision, or raise "
+            f"`memory_limit` to {least} bytes."
+        ) from e
 
 
 def _running_once(plan: Plan, once: Collection[int]) -> Plan:
@@ -210,6 +230,37 @@ def _notes(steps: Sequence[str], once: Collection[int]) -> tuple[str, ...]:
     )
 
 
+def _notes_on_shapes(linear: LinearModel, inputs: Sequence[keras.KerasTensor]) -> tuple[str, ...]:
+    open_inputs = [
+        known.name
+        for t, known in zip(linear.inputs, inputs, strict=True)
+        for size, planned in zip(linear.tensors[t].shape[1:], known.shape[1:], strict=False)
+        if size is None and planned == ASSUMED_LENGTH
+    ]
+    if not open_inputs:
+        return ()
+    return (
+        f"The model leaves the size of its inputs open; it was taken to be {ASSUMED_LENGTH}. "
+        "`fit` plans for the sizes of its data.",
+    )
+
+
+def _why_nothing_is_saved(plan: Plan) -> str:
+    """What to tell a user whose plan saves nothing: there is nothing to save, or a bad setting."""
+    if plan.segments:
+        return (
+            f"The plan for model '{plan.model}' (checkpoints {plan.checkpoints}) saves no memory "
+            "by its prediction: its segments keep as much as plain Keras does, or recompute it "
+            'all at once. Use `checkpoints="memory"` to have them chosen.'
+        )
+    return (
+        f"Nothing is recomputed in model '{plan.model}': no segments lower its predicted peak "
+        f"({format_bytes(plan.predicted_peak_bytes or 0)} above the "
+        f"{format_bytes(plan.resting_bytes or 0)} of weights and optimizer slots, which "
+        "recomputation cannot lower)."
+    )
+
+
 def _kept(
     linear: LinearModel, segments: Sequence[Segment], inputs: Sequence[keras.KerasTensor]
 ) -> list[Checkpoint]:
@@ -225,5 +276,5 @@ def _kept(
 
 
 def _bytes(tensor: keras.KerasTensor, batch_size: int) -> int:
-    size = 1 if tensor.dtype == "bool" else int("".join(filter(str.isdigit, tensor.dtype))) // 8
-    return math.prod(known_shape(tensor.shape, batch_size)) * size
+    bits = re.search(r"\d+", tensor.dtype)  # None for bool, of one byte, and for text
+    return math.prod(known_shape(tensor.shape, batch_size)) * (int(bits[0]) // 8 if bits else 1)

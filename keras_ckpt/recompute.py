@@ -118,8 +118,8 @@ def run_recomputed(
             *output_gradients: Any, variables: Iterable[tf.Variable] = ()
         ) -> tuple[list[Any], list[Any]]:
             wanted = call.take_wanted()
-            output_gradients = [output_gradients[i] for i in wanted]
-            tie = _tie(output_gradients)
+            wanted_gradients = [output_gradients[i] for i in wanted]
+            tie = _tie(wanted_gradients)
             with tf.GradientTape() as tape:
                 tied_inputs = [tie(x) for x in inputs]
                 tape.watch(tied_inputs)
@@ -127,7 +127,7 @@ def run_recomputed(
                     again = call.second_pass(tied_inputs, tie)
             sources = [*tied_inputs, *variables]
             outputs_again = [again[i] for i in wanted]
-            gradients = _gate(tape.gradient(outputs_again, sources, output_gradients))
+            gradients = _gate(tape.gradient(outputs_again, sources, wanted_gradients))
             return gradients[: len(inputs)], gradients[len(inputs) :]
 
         return outputs, gradient

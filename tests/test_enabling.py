@@ -64,7 +64,7 @@ def test_models_recompute_while_it_is_on(build: Any) -> None:
         assert calls_in_training(model) == [2, 2, 1, 1]
         CALLS.clear()
         model(tf.ones((2, 3)))
-        assert CALLS == [f"block_{i}" for i in range(4)]
+        assert [f"block_{i}" for i in range(4)] == CALLS
     assert calls_in_training(model) == [1, 1, 1, 1]
 
 

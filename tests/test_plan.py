@@ -25,9 +25,7 @@ def test_the_summary_names_steps_bytes_and_figures(capsys: pytest.CaptureFixture
     PLAN.summary()
     text = capsys.readouterr().out
     assert "3 of 4 steps recomputed in 1 segment" in text
-    rows = [
-        [cell.strip() for cell in line.split("│")] for line in text.splitlines() if "│" in line
-    ]
+    rows = [[cell.strip() for cell in line.split("│")] for line in text.splitlines() if "│" in line]
     assert rows[0][1:7] == ["0", "embed", "norm", "3", "input", "4.0 KiB"]
     assert rows[1][1:5] == ["0.0", "embed", "embed", "1"]
     assert rows[2][1:5] == ["plain", "head", "head", "1"]
