@@ -78,13 +78,22 @@ def recording() -> Iterator[list[_Event]]:
 
     Yields:
         a list that holds the events, in order, once the block has ended.
+
+    Raises:
+        RuntimeError: if TensorFlow's profiler is already at work.
     """
     events: list[_Event] = []
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=3, python_tracer_level=0, device_tracer_level=0
     )
     with tempfile.TemporaryDirectory() as folder:
-        tf.profiler.experimental.start(folder, options=options)
+        try:
+            tf.profiler.experimental.start(folder, options=options)
+        except tf.errors.AlreadyExistsError as error:
+            raise RuntimeError(
+                "The timeline needs TensorFlow's profiler, which is recording something else. "
+                "Stop that (`tf.profiler.experimental.stop()`), or use `timeline=False`."
+            ) from error
         try:
             yield events
         finally:

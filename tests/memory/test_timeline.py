@@ -1,6 +1,7 @@
 from itertools import pairwise
 
 import pytest
+import tensorflow as tf
 
 from keras_ckpt.memory import profile
 from keras_ckpt.memory.timeline import Row, held_at_peak, spans_of
@@ -99,6 +100,16 @@ def test_under_xla_the_curve_is_there_and_nothing_is_attributed():
     assert {(row.step, row.phase) for row in report.timeline} == {("", "")}
     assert not report.largest()
     assert "XLA compiles the train step as a whole" in str(report)
+
+
+def test_a_profiler_that_is_at_work_is_left_alone(tmp_path):
+    tf.profiler.experimental.start(str(tmp_path))
+    try:
+        with pytest.raises(RuntimeError, match="timeline=False"):
+            profile(plain(), batch_size=64, steps=1)
+        assert profile(plain(), batch_size=64, steps=1, timeline=False).peak_bytes > 0
+    finally:
+        tf.profiler.experimental.stop()
 
 
 def row(seconds, change, bytes, address, phase="forward", step="a"):
