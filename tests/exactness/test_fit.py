@@ -137,7 +137,7 @@ def run(script: Script, execution: str, setting: Any = False, build: Any = None)
     return Run(history, variables_of(model))
 
 
-@pytest.mark.filterwarnings("ignore:The plan for model")
+@pytest.mark.filterwarnings("ignore:The plan for model|Nothing is")
 @pytest.mark.parametrize(("execution", "setting"), [("graph", "nested"), ("eager", 3)])
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_fit_features(script: Script, execution: str, setting: Any) -> None:

@@ -20,7 +20,7 @@ from tests.exactness.compare import checkpoint, integers, uniform
 from tests.exactness.model_cases import X, Y, dense_net
 from tests.exactness.test_optimizers import model as with_unused_weight
 
-pytestmark = pytest.mark.filterwarnings("ignore:The plan for model")
+pytestmark = pytest.mark.filterwarnings("ignore:The plan for model|Nothing is")
 
 
 def gradients(model: keras.Model, x: Any, in_graph: bool) -> dict[str, Any]:

@@ -78,7 +78,11 @@ def test_precisions_train_the_same(name: str, execution: str, setting: Any) -> N
 
 
 def too_large_a_scale() -> dict[str, Any]:
-    return {"optimizer": keras.optimizers.LossScaleOptimizer("sgd", initial_scale=2.0**120)}
+    return {
+        "optimizer": keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(), initial_scale=2.0**120
+        )
+    }
 
 
 @pytest.mark.parametrize("execution", ["graph", "eager"])

@@ -38,12 +38,13 @@ def own_call(base: type, **settings: Any) -> keras.Model:
         def __init__(self) -> None:
             super().__init__(**settings)
             self.blocks = [L.Dense(6, "tanh", activity_regularizer="l2") for _ in range(3)]
-            self.norm, self.dropout = L.BatchNormalization(), L.Dropout(0.3)
+            self.norms = [L.BatchNormalization() for _ in range(3)]
+            self.dropout = L.Dropout(0.3)
             self.head = L.Dense(1)
 
         def call(self, x: Any, training: bool | None = None) -> Any:
-            for block in self.blocks:
-                x = x + self.dropout(self.norm(block(x), training=training), training=training)
+            for block, norm in zip(self.blocks, self.norms, strict=True):
+                x = x + norm(self.dropout(block(x), training=training), training=training)
             return self.head(ops.where(ops.greater(x, 0), x, 0.1 * x))
 
     return OwnCall()
@@ -217,7 +218,9 @@ def test_train_steps_around_models(name: str, execution: str, setting: Any) -> N
     models = [x for x in trainer.layers if isinstance(x, keras_ckpt.CheckpointedModel)]
     assert models
     assert all(model.plan.segments for model in models)
-    assert_same(runs[1], runs[0], 0 if execution == "eager" else TOLERANCE)
+    # Second derivatives read each tensor several times, and add the gradients in another order.
+    eager_tolerance = 1e-6 if "C26" in name else 0
+    assert_same(runs[1], runs[0], eager_tolerance if execution == "eager" else TOLERANCE)
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
