@@ -57,6 +57,8 @@ def checkpointed(
         converted = CheckpointedFunctional(inputs, outputs, name=model.name, **settings)
     else:
         return _view(model, settings)
+    # `compile` scales the loss, and inputs are cast, by the model's own policy.
+    converted.dtype_policy = model.dtype_policy
     keras_internals.share_compile_state(model, converted)
     return converted
 
