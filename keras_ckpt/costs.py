@@ -55,6 +55,9 @@ class ModelCosts:
         outputs: storages that the loss reads.
         resting_bytes: weights, optimizer slots and data that are there before a step begins.
         batch_size: the batch size that the figures hold for.
+        standing_bytes: bytes that are in use from the start of a train step to its end whatever
+            the plan: what the optimizer computes ahead of the gradients. They are part of every
+            peak, unlike resting memory.
     """
 
     steps: tuple[StepCost, ...]
@@ -64,3 +67,4 @@ class ModelCosts:
     outputs: tuple[int, ...] = ()
     resting_bytes: int = 0
     batch_size: int | None = None
+    standing_bytes: int = 0

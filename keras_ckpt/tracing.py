@@ -57,7 +57,7 @@ def trace_costs(
     update = update_cost(getattr(model, "optimizer", None))
     for step, traced in zip(linear.steps, traced_steps(linear, inputs), strict=True):
         assembly.add(step, traced.trace, update.workspace(step))
-    return assembly.costs(inputs, resting_bytes(inputs, model))
+    return assembly.costs(inputs, resting_bytes(inputs, model), update.bytes_ahead(model))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class _Assembly:
             )
         )
 
-    def costs(self, inputs: Sequence[keras.KerasTensor], resting: int) -> ModelCosts:
+    def costs(self, inputs: Sequence[keras.KerasTensor], resting: int, standing: int) -> ModelCosts:
         """The costs of all steps added."""
         return ModelCosts(
             steps=tuple(self._steps),
@@ -152,6 +152,7 @@ class _Assembly:
             outputs=tuple(dict.fromkeys(self._storages[t] for t in self._linear.outputs)),
             resting_bytes=resting,
             batch_size=inputs[0].shape[0] if inputs and inputs[0].shape else None,
+            standing_bytes=standing,
         )
 
     def _new_storage(self, size: int) -> int:

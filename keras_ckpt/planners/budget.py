@@ -136,9 +136,10 @@ def frontier(costs: ModelCosts) -> list[FrontierPoint]:
         plans += planner.leanest()
         least = min(simulate(costs, plan).peak_bytes for plan in plans)
         limit = simulate(costs, ()).peak_bytes
+        standing = costs.standing_bytes
         while limit > least:
             plans += planner.nested_up_to(limit)
-            limit //= 4
+            limit = standing + (limit - standing) // 4
     points: list[FrontierPoint] = []
     results = [(simulate(costs, plan), plan) for plan in dict.fromkeys(plans)]
     for result, plan in sorted(results, key=_work_then_peak):
@@ -174,7 +175,7 @@ class _Planner:
         The table's figures are upper bounds, so plans that it holds to be a little too large
         are tried as well.
         """
-        table = NestedTable(self._spans, max(1, limit * 5 // 4))
+        table = NestedTable(self._spans, max(1, (limit - self.costs.standing_bytes) * 5 // 4))
         works = self._steps_of(table)
         low, high = 0, len(works)  # the plans before `low` fit, as far as seen
         best: list[tuple[Segment, ...]] = []
@@ -189,7 +190,7 @@ class _Planner:
 
     def nested_up_to(self, limit: int, most: int = 40) -> list[tuple[Segment, ...]]:
         """Nested plans for limits from the least that the table knows to `limit`."""
-        table = NestedTable(self._spans, limit)
+        table = NestedTable(self._spans, limit - self.costs.standing_bytes)
         levels = self._steps_of(table)
         chosen = {levels[index * len(levels) // most] for index in range(most) if levels}
         return [ungroup(table.plan(level), self._cuts) for level in sorted(chosen)]
@@ -197,7 +198,8 @@ class _Planner:
     def leanest(self) -> list[tuple[Segment, ...]]:
         """Plans with the least peak."""
         best = plan_memory(self.costs)
-        table = NestedTable(self._spans, simulate(self.costs, best).peak_bytes)
+        peak = simulate(self.costs, best).peak_bytes
+        table = NestedTable(self._spans, peak - self.costs.standing_bytes)
         lowest = [table.plan(level) for level in self._steps_of(table)[:10]]
         return [best, *(ungroup(plan, self._cuts) for plan in lowest)]
 

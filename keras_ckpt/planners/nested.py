@@ -10,18 +10,24 @@ item of `[i, J)` is a plain step, or a segment `[i, k)`, whose inside is the sam
                                                   + cost(k, J, m - arguments - carried(i, k)) )
 
 each allowed only where m covers the transients. Bytes are rounded up to `levels` units, and the
-limit down, so that a plan within a limit stays within it.
+limit down, so that a plan within a limit stays within it. An outermost item's weights are
+updated while the item before it begins its backward pass, so the whole model has a table for
+each kind of item that may come next.
 
 On a chain this is exact (up to the rounding): the one thing that the future must know of the past
 is whether the tensor at the boundary is already held by the plain step that made it, so there
-is a table for either case. On other graphs a tensor that skips over a boundary is charged to
+is a table for either case. (Above 8 steps, the gradients of weights that are being updated while
+a segment runs backward count for its whole backward pass, and above 16, their bytes are rounded
+up; both are safe.) On other graphs a tensor that skips over a boundary is charged to
 the item that made it, from there on. That is safe, but may charge it while it is not there yet
 or no longer: `cost` is then an upper bound, and the simulator has the last word.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +43,25 @@ Work = NDArray[np.float64]
 # them are the block's arguments, which are charged to whoever made the block.
 _AFTER_SEGMENT, _AFTER_STEP, _AT_START = range(3)
 
+_KINDS = 16  # of outermost items told apart by the bytes of their weights
+_VARIANTS = 64  # of the insides of outermost segments, over all steps
+
+
+class _Item(NamedTuple):
+    """One way to begin `[i, J)`, in units; a segment's are besides its arguments."""
+
+    stop: int  # the boundary after it
+    least: int  # the least that fits it
+    after: int  # what it takes away from the items after it
+    following: int  # the largest kind of item that may come next, see `NestedTable._updates`
+    column: int = -1  # of its inside, if it is a segment
+    inside: int = 0  # what is taken away from its inside
+    work: float = 0.0  # FLOPs of its recompute, without that of its inside
+
+    @property
+    def is_segment(self) -> bool:
+        return self.column >= 0
+
 
 class NestedTable:
     """The least work for every part of a model and every number of bytes up to a limit.
@@ -45,7 +70,8 @@ class NestedTable:
 
     Args:
         spans: the tables of the model.
-        limit_bytes: the largest limit of interest, in bytes above resting memory.
+        limit_bytes: the largest limit of interest, in bytes above what is in use before the
+            train step and throughout it (`ModelCosts.standing_bytes`).
         levels: into how many units to divide it; one byte is the smallest unit.
     """
 
@@ -55,13 +81,31 @@ class NestedTable:
         self.levels = limit_bytes // self.unit
         self._needs = _Needs(spans)
         self._work = spans.work
-        # [state, J, i, m]; J = steps + 1 stands for the whole model with its loss. The last
-        # column stands for all m below zero.
-        shape = (3, self.steps + 2, self.steps + 2, self.levels + 2)
+        self._weights = spans.weight_gradients
+        # [i] the kinds of outermost items that may begin at i, by the bytes of their weights,
+        # which are updated while the item before them runs backward.
+        self._updates = [self._kinds_of_updates(start) for start in range(self.steps + 1)]
+        # The column J is for `[i, J)`; J = steps + 1 stands for the whole model with its loss.
+        # More columns are for the insides of outermost segments, while updates take some bytes.
+        self._columns: list[tuple[int, int]] = [(end, 0) for end in range(self.steps + 2)]
+        self._variants: list[list[tuple[int, int]]] = []  # [J] bytes of updates, column
+        for end, updates in enumerate(self._updates):
+            extra = _thin_out([size for size in updates if size], _VARIANTS // max(1, self.steps))
+            columns = range(len(self._columns), len(self._columns) + len(extra))
+            self._variants.append([(0, end), *zip(extra, columns, strict=True)])
+            self._columns += [(end, size) for size in extra]
+        # [state, column, i, m]; the last m stands for all below zero.
+        shape = (3, len(self._columns), self.steps + 2, self.levels + 2)
         self._cost: Work = np.full(shape, np.inf)
+        # [i][state, kind, m] of the whole model, if the next item is of this kind or smaller.
+        self._whole: list[Work] = [
+            np.full((3, len(updates), self.levels + 2), np.inf) for updates in self._updates
+        ]
         self._level = np.arange(self.levels + 1)
-        for end in range(1, self.steps + 2):
-            self._fill(end)
+        for end in range(1, self.steps + 1):
+            for _, column in self._variants[end]:
+                self._fill(column)
+        self._fill(self.steps + 1)
 
     def work(self, level: int) -> float:
         """The least FLOPs to recompute within `level` units; infinite if that is too few."""
@@ -69,96 +113,146 @@ class NestedTable:
 
     def plan(self, level: int) -> tuple[Segment, ...]:
         """The plan that has this work."""
-        return self._trace(0, self.steps + 1, _AT_START, level)
+        return self._trace(0, self.steps + 1, level)
 
-    def _fill(self, end: int) -> None:
-        """Works out the costs of all `[i, end)`."""
-        if end > self.steps:
+    def _kinds_of_updates(self, start: int) -> list[int]:
+        """Bytes of the weights of outermost items that begin here, rounded up, ascending."""
+        if start in (0, self.steps):  # nothing runs backward after the former; the latter is none
+            return [0]
+        sizes = self._weights[start + 1 :] - self._weights[start]
+        units = np.unique(self._units(np.minimum(sizes, self.levels * self.unit + 1)))
+        return _thin_out((units * self.unit).tolist(), _KINDS)
+
+    def _kind(self, start: int, stop: int, column: int) -> int:
+        """Of which kind the item `[start, stop)` is; only outermost ones are told apart."""
+        if column != self.steps + 1 or start == 0:
+            return 0
+        size = min(int(self._weights[stop] - self._weights[start]), self.levels * self.unit + 1)
+        return bisect_left(self._updates[start], size)
+
+    def _fill(self, column: int) -> None:
+        """Works out the costs of all `[i, J)`."""
+        end, _ = self._columns[column]
+        whole = end > self.steps
+        if whole:
             for state in range(3):
                 needed = self._units(self._needs.at_loss[state])
-                self._cost[state, end, self.steps, needed : self.levels + 1] = 0.0
+                self._whole[-1][state, :, needed:-1] = 0.0
+            self._cost[:, column, self.steps] = self._whole[-1][:, -1]
         else:
-            self._cost[:, end, end, :-1] = 0.0
+            self._cost[:, column, end, :-1] = 0.0
         for start in reversed(range(min(end, self.steps))):
-            segment = np.append(self._segment_first(start, end), np.inf)
+            kinds = len(self._updates[start]) if whole else 1
+            segment = np.full((kinds, self.levels + 2), np.inf)
+            for item in self._segments(start, column):
+                kind = self._kind(start, item.stop, column)
+                self._improve(segment[kind, :-1], item, _AFTER_SEGMENT, start, column)
             for state in range(3):
                 unheld = self._units(self._needs.unheld[state, start])
-                column = np.maximum(self._level - unheld, -1)
-                best = np.minimum(self._step_first(start, end, state), segment[column])
-                self._cost[state, end, start, :-1] = best
+                best = segment[:, np.maximum(self._level - unheld, -1)]
+                kind = self._kind(start, start + 1, column)
+                for item in self._plain_steps(start, column, state):
+                    self._improve(best[kind], item, _AFTER_STEP, start, column)
+                if whole:
+                    np.minimum.accumulate(best, axis=0, out=best)
+                    self._whole[start][state, :, :-1] = best
+                self._cost[state, column, start, :-1] = best[-1]
 
-    def _step_first(self, start: int, end: int, state: int) -> Work:
-        """[m] the cost if the first step is plain."""
-        kept, transient = self._needs.of_step(start, end, state)
-        after = self._cost[_AFTER_STEP, end, start + 1]
-        cost = after[np.maximum(self._level - self._units(kept), -1)]
-        cost[: self._units(transient)] = np.inf
-        return cost
+    def _improve(self, best: Work, item: _Item, state: int, start: int, column: int) -> None:
+        """Puts the costs with this item first where they are lower."""
+        least, levels = item.least, self.levels + 1
+        if least >= levels:
+            return
+        after = self._after(item, state, column)
+        cost = after[least - item.after : levels - item.after]
+        if item.is_segment:
+            inside = self._cost[_AT_START, item.column, start]
+            cost = cost + inside[least - item.inside : levels - item.inside]
+            cost += item.work
+        np.minimum(best[least:], cost, out=best[least:])
 
-    def _segment_first(self, start: int, end: int) -> Work:
-        """[m] the cost if a segment comes first and m bytes are left besides its arguments."""
-        best = np.full(self.levels + 1, np.inf)
-        for stop, gated, carried, least in self._segments(start, end):
-            if least > self.levels:
-                continue
-            cost = self._cost[_AT_START, stop, start, least - gated : self.levels + 1 - gated]
-            after = self._cost[_AFTER_SEGMENT, end, stop]
-            cost = cost + after[least - carried : self.levels + 1 - carried]
-            cost += self._work[start, stop]
-            np.minimum(best[least:], cost, out=best[least:])
-        return best
+    def _after(self, item: _Item, state: int, column: int) -> Work:
+        """[m] the cost of what comes after an item."""
+        if column == self.steps + 1:
+            return self._whole[item.stop][state, item.following]
+        return self._cost[state, column, item.stop]
 
-    def _segments(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """What each first segment of `[start, end)` needs, in units.
+    def _plain_steps(self, start: int, column: int, state: int) -> Iterator[_Item]:
+        """The first step as a plain one, once for each kind of item that may come next."""
+        end, updates = self._columns[column]
+        kept, forward, backward = self._needs.of_step(start, end, state)
+        after = int(self._units(kept))
+        if end > self.steps:
+            for kind, size in enumerate(self._updates[start + 1]):
+                least = int(self._units(max(forward, backward + size)))
+                yield _Item(start + 1, least, after, kind)
+        else:
+            backward += updates if start + 1 == end else 0
+            yield _Item(start + 1, int(self._units(max(forward, backward))), after, 0)
 
-        As (stop, gated gradients behind it, what it carries, least that fits it).
-        """
+    def _segments(self, start: int, column: int) -> Iterator[_Item]:
+        """The segments that may come first, once for each kind of item that may come next."""
+        end, _ = self._columns[column]
         if end <= start + 1:
             return
         stops = np.arange(start + 1, end)
         needs = [self._units(need) for need in self._needs.of_segments(start, stops, end)]
-        least = np.maximum(needs[2], np.maximum(needs[0], needs[1]))
-        yield from zip(
-            stops.tolist(), needs[0].tolist(), needs[1].tolist(), least.tolist(), strict=True
-        )
+        work = self._work[start, start + 1 : end]
+        rows = zip(stops.tolist(), *(need.tolist() for need in needs), work.tolist(), strict=True)
+        for stop, gated, carried, transient, flops in rows:
+            least = max(gated, carried, transient)
+            if end <= self.steps:
+                yield _Item(stop, least, carried, 0, stop, gated, flops)
+                continue
+            for kind, size in enumerate(self._updates[stop]):
+                # What no variant of the inside allows for is taken away from all of it.
+                variants = self._variants[stop]
+                below, inside = variants[bisect_right(variants, (size, len(self._columns))) - 1]
+                gated = (size - below) // self.unit
+                yield _Item(stop, max(least, gated), carried, kind, inside, gated, flops)
 
-    def _trace(self, start: int, end: int, state: int, level: int) -> tuple[Segment, ...]:
+    def _trace(self, start: int, column: int, level: int) -> tuple[Segment, ...]:
         """The segments behind a cost."""
         found = []
-        while start < min(end, self.steps):
-            goal = self._cost[state, end, start, level]
-            if self._step_first(start, end, state)[level] == goal:
-                kept, _ = self._needs.of_step(start, end, state)
-                level -= int(self._units(kept))
-                start, state = start + 1, _AFTER_STEP
-                continue
+        state, most = _AT_START, len(self._updates[start])
+        while start < min(self._columns[column][0], self.steps):
             room = level - int(self._units(self._needs.unheld[state, start]))
-            _, stop, gated, carried = min(
+            options = [(item, level) for item in self._plain_steps(start, column, state)]
+            options += [(item, room) for item in self._segments(start, column)]
+            item, level = min(
                 (
-                    self._segment_cost(start, end, stop, room - gated, room - carried),
-                    stop,
-                    gated,
-                    carried,
-                )
-                for stop, gated, carried, least in self._segments(start, end)
-                if least <= room
+                    (item, left)
+                    for item, left in options
+                    if item.least <= left and self._kind(start, item.stop, column) <= most
+                ),
+                key=lambda option: self._cost_of(start, column, *option),
             )
-            inner = self._trace(start, stop, _AT_START, room - gated)
-            found.append(Segment(start, stop, inner))
-            start, state, level = stop, _AFTER_SEGMENT, room - carried
+            if item.is_segment:
+                inner = self._trace(start, item.column, level - item.inside)
+                found.append(Segment(start, item.stop, inner))
+            start, level, most = item.stop, level - item.after, item.following
+            state = _AFTER_SEGMENT if item.is_segment else _AFTER_STEP
         return tuple(found)
 
-    def _segment_cost(self, start: int, end: int, stop: int, inside: int, after: int) -> float:
-        """The cost of a segment given the levels left for its inside and for what comes after."""
-        return float(
-            self._cost[_AT_START, stop, start, inside]
-            + self._cost[_AFTER_SEGMENT, end, stop, after]
-            + self._work[start, stop]
-        )
+    def _cost_of(self, start: int, column: int, item: _Item, level: int) -> float:
+        """The cost if this item comes first."""
+        state = _AFTER_SEGMENT if item.is_segment else _AFTER_STEP
+        cost = self._after(item, state, column)[level - item.after] + item.work
+        if item.is_segment:
+            cost += self._cost[_AT_START, item.column, start, level - item.inside]
+        return float(cost)
 
     def _units(self, size: Bytes | int) -> Bytes:
         """Bytes as units, rounded up."""
         return np.asarray(-(-np.asarray(size) // self.unit))
+
+
+def _thin_out(sizes: list[int], most: int) -> list[int]:
+    """At most so many of the sizes, the largest among them, closer together where small."""
+    if len(sizes) <= most:
+        return sizes
+    places = np.geomspace(1, len(sizes), most).round().astype(int) - 1
+    return [sizes[place] for place in np.unique(places)]
 
 
 class _Needs:
@@ -197,18 +291,18 @@ class _Needs:
         self.at_loss = self.unheld[:, steps] + spans.gradients[steps]
         self.carried = _carried(lifetimes)
 
-    def of_step(self, step: int, end: int, state: int) -> tuple[int, int]:
-        """What a plain step keeps, and the most that it needs while it runs either way."""
+    def of_step(self, step: int, end: int, state: int) -> tuple[int, int, int]:
+        """What a plain step keeps, and what it needs while it runs forward and backward."""
         spans = self.spans
         kept = int(self.outputs[step, end] + self.unheld_saved[state, step])
         pruned = end <= spans.steps and step + 1 == end and self.free[step]
         forward = self.unheld[state, step] + self.forward[int(pruned), step]
         if end > spans.steps:
-            return kept, int(max(forward, kept + spans.plain_backward[step]))
+            return kept, int(forward), int(kept + spans.plain_backward[step])
         weights = spans.weight_gradients
         later = weights[end] - weights[step + 1]  # behind the gate; the step's own are counted
         backward = kept + spans.plain_backward[step] + later
-        return kept, int(max(forward + spans.gradients[end], backward))
+        return kept, int(forward + spans.gradients[end]), int(backward)
 
     def of_segments(self, start: int, stops: Bytes, end: int) -> tuple[Bytes, Bytes, Bytes]:
         """Of the segments `[start, stop)`: gated gradients behind, what they carry, transients."""

@@ -6,7 +6,8 @@ storages that are still to be read are among them (those cost nothing to whoever
 next: a long skip is charged once). That pair is a *label*. A label dominates another at the same
 boundary if it could take on what the other holds and still hold no more and have cost no more
 work. On a chain there are two kinds of label per boundary; each skip connection over the
-boundary may double them, in theory.
+boundary may double them, in theory. The weights of the next item are updated while the last step
+of this one runs backward, so a label also has to leave room for their gradients.
 
 This is a resource-constrained shortest path by label setting (Desrochers & Soumis 1988); a
 backward sweep without live sets gives the most a label may hold and still finish, and cuts off
@@ -36,6 +37,7 @@ class _Label(NamedTuple):
     held: int  # bytes held for backward passes of the items so far
     work: float  # FLOPs to be recomputed for them
     charged: int = 0  # bit set of the storages among the held ones that will be read again
+    entry: int = -_NEVER  # bytes in use when the first step of the last item runs backward
     start: int = -1  # where the last item begins, if it is a segment
     before: _Label | None = None  # the label that the last item was added to
 
@@ -52,14 +54,18 @@ class OneLevelSearch:
         self.spans = spans
         lifetimes = spans.lifetimes
         self._sizes = lifetimes.costs.storage_bytes
-        self._segment_backward = spans.segment_backward
+        steps = lifetimes.costs.steps
+        own = np.array([*(step.weight_gradient_bytes for step in steps), 0], np.int64)
+        # Whatever the next item is, its first step's weights are updated meanwhile.
+        self._plain_backward = spans.plain_backward + own[1:]
+        self._segment_backward = np.maximum(spans.segment_backward, spans.entry + own)
         if allowed is not None:
             self._segment_backward[~allowed] = _NEVER
         self._saved = [lifetimes.saved(step) for step in range(spans.steps)]
-        self._residuals = [step.residual_bytes for step in lifetimes.costs.steps]
+        self._residuals = [step.residual_bytes for step in steps]
         self._next_reads = _next_reads(lifetimes)
         self._live = _live_sets(lifetimes)
-        self._bounds = _HeldBounds(spans, self._segment_backward)
+        self._bounds = _HeldBounds(spans, self._plain_backward, self._segment_backward)
         self._bytes_of: dict[int, int] = {0: 0}
 
     def find(
@@ -75,11 +81,12 @@ class OneLevelSearch:
                 that hold least to those that hold most, and a plan may be missed.
         """
         width = width or self.width
+        limit -= self.spans.lifetimes.costs.standing_bytes
         bounds = self._bounds.at(limit)
         labels: list[list[_Label]] = [[] for _ in range(self.spans.steps + 1)]
         labels[0].append(_Label(0, 0.0))
         for start in range(self.spans.steps):
-            for label in self._undominated(labels[start], least_work, width):
+            for label in self._undominated(start, labels[start], limit, least_work, width):
                 self._add_plain_step(start, label, limit, bounds.after_step[start + 1], labels)
                 self._add_segments(start, label, limit, bounds.after_segment, labels)
             labels[start] = []
@@ -102,7 +109,7 @@ class OneLevelSearch:
             middle = (low + high) // 2
             possible = self._bounds.at(middle).possible
             low, high = (low, middle) if possible else (middle + 1, high)
-        return low
+        return low + self.spans.lifetimes.costs.standing_bytes
 
     def _add_plain_step(
         self, step: int, label: _Label, limit: int, most: int, labels: list[list[_Label]]
@@ -111,12 +118,17 @@ class OneLevelSearch:
         new = [s for s in self._saved[step] if not label.charged >> s & 1]
         held = label.held + sum(self._sizes[s] for s in new) + self._residuals[step]
         forward = self._in_use(step, label) + spans.forward[step, step + 1]
-        if held <= most and max(forward, held + spans.plain_backward[step]) <= limit:
+        updating = label.entry + int(
+            spans.weight_gradients[step + 1] - spans.weight_gradients[step]
+        )
+        backward = held + int(self._plain_backward[step])
+        if held <= most and max(forward, backward, updating) <= limit:
             charged = label.charged
             for storage in new:
                 charged |= 1 << storage
             charged &= self._live[step + 1]
-            labels[step + 1].append(_Label(held, label.work, charged, -1, label))
+            entry = held + int(spans.plain_backward[step])
+            labels[step + 1].append(_Label(held, label.work, charged, entry, -1, label))
 
     def _add_segments(
         self, start: int, label: _Label, limit: int, most: Bytes, labels: list[list[_Label]]
@@ -124,7 +136,10 @@ class OneLevelSearch:
         spans = self.spans
         room = limit - self._in_use(start, label)
         end = int(np.searchsorted(spans.forward[start, start + 1 :], room, "right")) + start + 1
-        if end == start + 1:
+        weights = spans.weight_gradients
+        gap = limit - label.entry + weights[start]
+        end = min(end, int(np.searchsorted(weights, gap, "right")))
+        if end <= start + 1:
             return
         held = label.held + spans.arguments[start, start + 1 : end]
         for storage, reader, _ in self._next_reads[start]:
@@ -139,7 +154,9 @@ class OneLevelSearch:
                 if reader < stop <= last:
                     charged |= 1 << storage
             work = label.work + float(spans.work[start, stop])
-            labels[stop].append(_Label(int(held[index]), work, charged, start, label))
+            after = int(held[index])
+            entry = after + int(spans.entry[start, stop])
+            labels[stop].append(_Label(after, work, charged, entry, start, label))
 
     def _in_use(self, boundary: int, label: _Label) -> int:
         """Bytes in memory at a boundary during the forward pass: held, or still to be read."""
@@ -150,18 +167,23 @@ class OneLevelSearch:
         steps = self.spans.steps
         return self._in_use(steps, label) + int(self.spans.gradients[steps]) <= limit
 
-    def _undominated(self, labels: list[_Label], least_work: bool, width: int) -> list[_Label]:
+    def _undominated(
+        self, boundary: int, labels: list[_Label], limit: int, least_work: bool, width: int
+    ) -> list[_Label]:
         """The labels that may still lead to the best plan, those that hold least first."""
-        fronts: dict[int, _Front] = defaultdict(lambda: _Front([], []))
+        fronts: dict[int, _Front] = defaultdict(_Front)
         kept: list[_Label] = []
+        weights = self.spans.weight_gradients
+        harmless = limit - int(weights[-1] - weights[boundary])  # leaves room for any update
         for label in sorted(labels, key=lambda label: (label.held, label.work)):
             work = label.work if least_work else 0.0
+            entry = max(label.entry, harmless)
             if any(
-                front.reaches(label.held - self._bytes(label.charged & ~charged), work)
+                front.reaches(label.held - self._bytes(label.charged & ~charged), work, entry)
                 for charged, front in fronts.items()
             ):
                 continue
-            fronts[label.charged].add(label.held, work)
+            fronts[label.charged].add(label.held, work, entry)
             kept.append(label)
         return _thin_out(kept, width) if len(kept) > width else kept
 
@@ -174,21 +196,29 @@ class OneLevelSearch:
         return total
 
 
-class _Front(NamedTuple):
-    """Labels of one kind: ascending in bytes held, descending in work."""
+class _Front:
+    """Labels of one kind, ascending in bytes held."""
 
-    held: list[int]
-    work: list[float]
+    def __init__(self) -> None:
+        self._held: list[int] = []
+        self._needs: list[tuple[float, int]] = []  # work, entry
+        self._least: list[tuple[float, int]] = []  # the least of either, up to here
 
-    def add(self, held: int, work: float) -> None:
-        """Adds a label that holds no less than the others and costs less work."""
-        self.held.append(held)
-        self.work.append(work)
+    def add(self, held: int, work: float, entry: int) -> None:
+        """Adds a label that holds no less than the others."""
+        least = self._least[-1] if self._least else (work, entry)
+        self._held.append(held)
+        self._needs.append((work, entry))
+        self._least.append((min(work, least[0]), min(entry, least[1])))
 
-    def reaches(self, held: int, work: float) -> bool:
-        """Whether a label here holds no more than `held` and costs no more than `work`."""
-        position = bisect_right(self.held, held)
-        return position > 0 and self.work[position - 1] <= work
+    def reaches(self, held: int, work: float, entry: int) -> bool:
+        """Whether a label here needs no more of anything."""
+        position = bisect_right(self._held, held)
+        if not position or self._least[position - 1][0] > work:
+            return False
+        if self._least[position - 1][1] > entry:
+            return False
+        return any(w <= work and e <= entry for w, e in reversed(self._needs[:position]))
 
 
 class _Bounds(NamedTuple):
@@ -208,8 +238,9 @@ class _HeldBounds:
     A storage counts as charged already wherever some earlier item could have charged it.
     """
 
-    def __init__(self, spans: Spans, segment_backward: Bytes) -> None:
+    def __init__(self, spans: Spans, plain_backward: Bytes, segment_backward: Bytes) -> None:
         self.spans = spans
+        self.plain_backward = plain_backward
         self.segment_backward = segment_backward
         lifetimes = spans.lifetimes
         costs = lifetimes.costs
@@ -253,7 +284,7 @@ class _HeldBounds:
         for start in reversed(range(steps)):
             later = slice(start + 1, steps + 1)
             segment = np.minimum(backward[start, later], after_segment[later])
-            step = min(limit - spans.plain_backward[start], after_step[start + 1])
+            step = min(limit - self.plain_backward[start], after_step[start + 1])
             for bounds, arguments, saved in zip(
                 (after_step, after_segment), self.arguments, self.saved, strict=True
             ):

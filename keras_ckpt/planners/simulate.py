@@ -18,6 +18,9 @@ than what made it. The rules of the machine:
   backward pass that adds to it (for model outputs: from the loss) until the backward pass of
   the step that made the storage is done. Weight gradients are applied as they arrive, but a
   segment's gate lets none out before the outermost segment's backward pass is done.
+* **Updates.** The weights of an item (a plain step, or an outermost segment) are updated while
+  the next step runs backward: their gradients count in that one event as well. What the
+  optimizer computes ahead of the gradients (`ModelCosts.standing_bytes`) is there throughout.
 * **Model inputs** are resting memory and count nothing.
 
 Known gaps: gradients that alias one another (both inputs of an Add) count once per storage;
@@ -138,8 +141,9 @@ class _Machine:
         self.costs = lifetimes.costs
         self.holders: Counter[int] = Counter()
         self.with_gradient: set[int] = set()
-        self.in_use = 0
+        self.in_use = self.costs.standing_bytes
         self.gated_bytes = 0
+        self.updating_bytes = 0  # gradients let out by the item before, until one step has run
         self.events: list[Event] = []
         self.recomputed_flops = 0.0
         self.forward_runs = [0] * len(self.costs.steps)
@@ -240,7 +244,7 @@ class _Machine:
             self._release(storage)
         if not gated:
             self.in_use -= self.gated_bytes
-            self.gated_bytes = 0
+            self.updating_bytes, self.gated_bytes = self.gated_bytes, 0
 
     def _backward_step(self, index: int, gated: bool) -> None:
         step = self.costs.steps[index]
@@ -248,10 +252,12 @@ class _Machine:
             self._check(storage, index)
         for storage in self.lifetimes.gradients(index):
             self._make_gradient(storage)
-        self._record("backward", index, step.weight_gradient_bytes + step.backward_workspace)
+        own = step.weight_gradient_bytes
+        self._record("backward", index, own + step.backward_workspace + self.updating_bytes)
+        self.updating_bytes = 0 if gated else own
         if gated:
-            self.gated_bytes += step.weight_gradient_bytes
-            self.in_use += step.weight_gradient_bytes
+            self.gated_bytes += own
+            self.in_use += own
         for storage in self.lifetimes.saved(index):
             self._release(storage)
         self.in_use -= step.residual_bytes

@@ -33,6 +33,8 @@ class Spans:
             segment's arguments; gradients included.
         backward: [i, j] the same during its backward steps, with no inner segments, besides
             the weight gradients of the steps before j: subtract `weight_gradients[j]`.
+        entry: [i, j] what its last step, the first one to run backward, needs of that, weight
+            gradients included: the weights of the item after the segment are updated meanwhile.
         arguments: [i, j] storages made before i and read inside.
         plain_backward: [t] gradients and workspace during the backward pass of a plain step t.
         gradients: [t] gradients alive between the backward passes of the steps t and t - 1.
@@ -45,6 +47,7 @@ class Spans:
     forward: Bytes
     recompute: Bytes
     backward: Bytes
+    entry: Bytes
     arguments: Bytes
     plain_backward: Bytes
     gradients: Bytes
@@ -77,6 +80,7 @@ class Spans:
             forward=_shift(_running_maximum(_transient(lifetimes))),
             recompute=_recompute(lifetimes, kept) + between,
             backward=_shift(_running_maximum(peaks)),
+            entry=_shift(peaks + weights[1:]),
             arguments=_arguments(lifetimes),
             plain_backward=during + workspace + own,
             gradients=between,

@@ -78,7 +78,12 @@ def random_costs(seed: int, count: int, *, skips: bool, large: int = 12) -> Mode
         made += outputs
     outputs = {made[-1], *(s for s in made if skips and draw.random() < 0.1)}
     return ModelCosts(
-        tuple(steps), tuple(sizes), tuple(differentiable), (0,), tuple(sorted(outputs))
+        tuple(steps),
+        tuple(sizes),
+        tuple(differentiable),
+        (0,),
+        tuple(sorted(outputs)),
+        standing_bytes=draw.choice([0, draw.randint(1, large)]),
     )
 
 

@@ -31,6 +31,7 @@ class Tape:
         self.operations: list[Operation] = []
         self.version: dict[int, int] = {}  # how often a storage was made so far
         self.gates: list[tuple[int, int]] = []  # (step whose backward opens the gate, step inside)
+        self.updates: list[tuple[int, int]] = []  # (step whose backward is next, step let out)
         self.maker = {s: i for i, step in enumerate(costs.steps) for s in step.outputs}
         count = len(costs.steps)
         everything = self.forward(segments, 0, count, None)
@@ -98,6 +99,7 @@ class Tape:
         self.operations.append(operation)
         if outermost:
             self.gates.append((outermost.start, step))
+        self.updates.append(((outermost.start if outermost else step) - 1, step))
 
     def replay(self) -> list[int]:
         """The bytes in memory during every operation."""
@@ -112,7 +114,11 @@ class Tape:
             uses["weights", step].append(backward_of[start])
         for thing in [t for t in uses if t[0] == "residual"]:
             uses[thing].append(thing[2])
-        memory = [operation.transient for operation in self.operations]
+        standing = self.costs.standing_bytes
+        memory = [standing + operation.transient for operation in self.operations]
+        for following, step in self.updates:
+            if following >= 0:
+                memory[backward_of[following]] += self.size(("weights", step))
         for thing, indices in uses.items():
             for index in range(min(indices), max(indices) + 1):
                 memory[index] += self.size(thing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import pathlib
 
 import pytest
@@ -70,8 +71,21 @@ def test_weight_gradients_wait_for_the_outermost_gate() -> None:
     model = chain(3, size=0, weight_gradient=5)
     free = [e.bytes for e in simulate(model, ()).events if e.phase == "backward"]
     gated = simulate(model, (Segment(0, 3, (Segment(0, 2),)),))
-    assert free == [0, 5, 5, 5]
+    assert free == [0, 5, 10, 10]  # and the weights of the step before are being updated
     assert [e.bytes for e in gated.events if e.phase == "backward"] == [0, 5, 10, 15]
+
+
+def test_weights_of_a_segment_are_updated_while_one_more_step_runs_backward() -> None:
+    model = chain(4, size=0, weight_gradient=5)
+    events = simulate(model, (Segment(0, 2), Segment(2, 4))).events
+    assert [e.bytes for e in events if e.phase == "backward"] == [0, 5, 10, 15, 10]
+
+
+def test_standing_bytes_are_in_use_throughout() -> None:
+    model = chain(4)
+    standing = dataclasses.replace(model, standing_bytes=100)
+    events = zip(timeline(model, ()), timeline(standing, ()), strict=True)
+    assert all(bare[2] + 100 == full[2] for bare, full in events)
 
 
 def test_a_long_skip_is_counted_once_and_held_until_its_segment_is_done() -> None:
