@@ -67,7 +67,6 @@ def plot_comparison(reports: Mapping[str, Report], path: str | Path) -> None:
 
     Raises:
         ImportError: if matplotlib is not installed.
-        ValueError: if there are no reports.
     """
     curves = {name: report for name, report in reports.items() if report.timeline}
     figure = _figure(12, 5) if curves else _figure(6, 5)
