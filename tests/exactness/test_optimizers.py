@@ -21,7 +21,9 @@ from tests.exactness.model_cases import dense
 # Those that take more than a learning rate.
 RECIPES: dict[str, Callable[[], O.Optimizer]] = {
     "LossScaleOptimizer": lambda: O.LossScaleOptimizer(O.Adam(0.01), initial_scale=16.0),
-    "MultiOptimizer": lambda: O.MultiOptimizer([O.Adam(0.01), O.SGD(0.1)]),
+    "MultiOptimizer": lambda: O.MultiOptimizer(
+        O.OptimizerMap(O.SGD(0.1), {"embedding.*": O.Adam(0.01)})
+    ),
     "SGD": lambda: O.SGD(0.01, momentum=0.9, nesterov=True),
     "RMSprop": lambda: O.RMSprop(0.01, momentum=0.5, centered=True),
     "Adam": lambda: O.Adam(0.01, amsgrad=True),
