@@ -9,7 +9,7 @@ What is optimal: on a chain of at most 128 steps the plan is the optimum among a
 up to the rounding of sizes (1/400 of the limit for each tensor kept; none if the limit is below
 400 bytes). On other graphs it is at least as good as the best one-level plan that the search
 finds; nested plans that need less work may exist. Longer models are planned in at most 128
-groups of steps.
+groups of steps; the insides of the segments found are then planned step by step (`refine`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from keras_ckpt.planners.group import cheap_cuts, group_steps, ungroup
 from keras_ckpt.planners.lifetimes import Lifetimes
 from keras_ckpt.planners.memory import plan_memory
 from keras_ckpt.planners.nested import NestedTable
+from keras_ckpt.planners.refine import refine
 from keras_ckpt.planners.search import OneLevelSearch
 from keras_ckpt.planners.simulate import Simulation, simulate
 from keras_ckpt.planners.spans import Spans
@@ -176,7 +177,7 @@ class _Planner:
         are tried as well.
         """
         table = NestedTable(self._spans, max(1, (limit - self.costs.standing_bytes) * 5 // 4))
-        works = self._steps_of(table)
+        works = table.improvements()
         low, high = 0, len(works)  # the plans before `low` fit, as far as seen
         best: list[tuple[Segment, ...]] = []
         while low < high:
@@ -186,12 +187,14 @@ class _Planner:
                 best, low = [plan], middle + 1
             else:
                 high = middle
+        if len(self._cuts) <= len(self.costs.steps):
+            return [refine(self.costs, plan, limit) for plan in best]
         return best
 
     def nested_up_to(self, limit: int, most: int = 40) -> list[tuple[Segment, ...]]:
         """Nested plans for limits from the least that the table knows to `limit`."""
         table = NestedTable(self._spans, limit - self.costs.standing_bytes)
-        levels = self._steps_of(table)
+        levels = table.improvements()
         chosen = {levels[index * len(levels) // most] for index in range(most) if levels}
         return [ungroup(table.plan(level), self._cuts) for level in sorted(chosen)]
 
@@ -200,15 +203,5 @@ class _Planner:
         best = plan_memory(self.costs)
         peak = simulate(self.costs, best).peak_bytes
         table = NestedTable(self._spans, peak - self.costs.standing_bytes)
-        lowest = [table.plan(level) for level in self._steps_of(table)[:10]]
+        lowest = [table.plan(level) for level in table.improvements()[:10]]
         return [best, *(ungroup(plan, self._cuts) for plan in lowest)]
-
-    @staticmethod
-    def _steps_of(table: NestedTable) -> list[int]:
-        """The levels at which the work gets less, ascending."""
-        levels, before = [], float("inf")
-        for level in range(table.levels + 1):
-            if table.work(level) < before:
-                before = table.work(level)
-                levels.append(level)
-        return levels

@@ -73,9 +73,13 @@ class NestedTable:
         limit_bytes: the largest limit of interest, in bytes above what is in use before the
             train step and throughout it (`ModelCosts.standing_bytes`).
         levels: into how many units to divide it; one byte is the smallest unit.
+        inside: plan the inside of a segment of all steps but the first, which stands for what
+            comes before. Its arguments are not part of the limit.
     """
 
-    def __init__(self, spans: Spans, limit_bytes: int, levels: int = 500) -> None:
+    def __init__(
+        self, spans: Spans, limit_bytes: int, levels: int = 500, *, inside: bool = False
+    ) -> None:
         self.steps = spans.steps
         self.unit = max(1, -(-limit_bytes // levels))
         self.levels = limit_bytes // self.unit
@@ -84,7 +88,9 @@ class NestedTable:
         self._weights = spans.weight_gradients
         # [i] the kinds of outermost items that may begin at i, by the bytes of their weights,
         # which are updated while the item before them runs backward.
-        self._updates = [self._kinds_of_updates(start) for start in range(self.steps + 1)]
+        self._updates = [
+            [0] if inside else self._kinds_of_updates(start) for start in range(self.steps + 1)
+        ]
         # The column J is for `[i, J)`; J = steps + 1 stands for the whole model with its loss.
         # More columns are for the insides of outermost segments, while updates take some bytes.
         self._columns: list[tuple[int, int]] = [(end, 0) for end in range(self.steps + 2)]
@@ -102,18 +108,30 @@ class NestedTable:
             np.full((3, len(updates), self.levels + 2), np.inf) for updates in self._updates
         ]
         self._level = np.arange(self.levels + 1)
+        self._first = int(inside)
+        self._last_column = self.steps if inside else self.steps + 1
         for end in range(1, self.steps + 1):
             for _, column in self._variants[end]:
                 self._fill(column)
-        self._fill(self.steps + 1)
+        if not inside:
+            self._fill(self._last_column)
 
     def work(self, level: int) -> float:
         """The least FLOPs to recompute within `level` units; infinite if that is too few."""
-        return float(self._cost[_AT_START, self.steps + 1, 0, level])
+        return float(self._cost[_AT_START, self._last_column, self._first, level])
 
     def plan(self, level: int) -> tuple[Segment, ...]:
         """The plan that has this work."""
-        return self._trace(0, self.steps + 1, level)
+        return self._trace(self._first, self._last_column, level)
+
+    def improvements(self) -> list[int]:
+        """The levels at which the work gets less, ascending."""
+        levels, before = [], float("inf")
+        for level in range(self.levels + 1):
+            if self.work(level) < before:
+                before = self.work(level)
+                levels.append(level)
+        return levels
 
     def _kinds_of_updates(self, start: int) -> list[int]:
         """Bytes of the weights of outermost items that begin here, rounded up, ascending."""
@@ -141,7 +159,7 @@ class NestedTable:
             self._cost[:, column, self.steps] = self._whole[-1][:, -1]
         else:
             self._cost[:, column, end, :-1] = 0.0
-        for start in reversed(range(min(end, self.steps))):
+        for start in reversed(range(self._first, min(end, self.steps))):
             kinds = len(self._updates[start]) if whole else 1
             segment = np.full((kinds, self.levels + 2), np.inf)
             for item in self._segments(start, column):

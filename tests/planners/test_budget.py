@@ -118,4 +118,4 @@ def test_long_chains_are_planned_in_groups() -> None:
     limit = simulate(model, ()).peak_bytes // 20
     result = simulate(model, plan_budget(model, limit))
     assert result.peak_bytes <= limit
-    assert result.recomputed_flops <= 2.1 * 256  # ungrouped, the optimum is 1.7
+    assert result.recomputed_flops <= 2 * 256  # ungrouped, the optimum is 1.7
