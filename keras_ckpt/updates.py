@@ -64,8 +64,9 @@ def _trace_update(optimizer: keras.optimizers.Optimizer) -> UpdateCost:
 
     @tf.function(autograph=False)
     def update(given: tf.Tensor) -> None:
-        # An operation's result, so that it may be written over.
-        twin.apply([tf.negative(given)], [weight])
+        with keras_internals.releasing_gradients():
+            # An operation's result, so that it may be written over.
+            twin.apply([tf.negative(given)], [weight])
 
     graph = update.get_concrete_function(tf.TensorSpec([_STAND_IN_LENGTH])).graph
     operations = graph.get_operations()
