@@ -9,6 +9,7 @@ from importlib.metadata import version
 from keras_ckpt.conversion import checkpointed
 from keras_ckpt.enabling import disable, enable, enabled
 from keras_ckpt.marker import CheckpointMarker
+from keras_ckpt.memory import compare, profile
 from keras_ckpt.model import CheckpointedModel, CheckpointedSequential
 from keras_ckpt.plan import Plan
 from keras_ckpt.planning import make_plan
@@ -20,10 +21,12 @@ __all__ = [
     "CheckpointedSequential",
     "Plan",
     "checkpointed",
+    "compare",
     "disable",
     "enable",
     "enabled",
     "make_plan",
+    "profile",
     "recompute",
 ]
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras_ckpt import keras_internals
 from keras_ckpt.costs import ModelCosts
 from keras_ckpt.graph import LinearModel, Step
+from keras_ckpt.memory.allocator import measuring, require_figures
 from keras_ckpt.passes import Passes, build_passes
 from keras_ckpt.tracing import Key, TracedStep, traced_steps
 from keras_ckpt.updates import update_cost
@@ -49,7 +50,7 @@ def calibrate(
     Raises:
         RuntimeError: if the device's allocator cannot be read.
     """
-    check_allocator()
+    require_figures()
     known = _measured.setdefault(linear, {})
 
     def measure_all() -> list[tuple[int, int]]:
@@ -78,30 +79,10 @@ def calibrate(
 def can_calibrate() -> bool:
     """Whether the device's allocator tells how much memory is in use."""
     try:
-        check_allocator()
+        require_figures()
     except RuntimeError:
         return False
     return True
-
-
-def check_allocator() -> None:
-    """Checks that the device's allocator tells how much memory is in use.
-
-    Raises:
-        RuntimeError: if it does not.
-    """
-    try:
-        tf.config.experimental.get_memory_info(_device())
-    except (ValueError, tf.errors.OpError) as error:
-        raise RuntimeError(
-            f"The memory allocator of {_device()} cannot be read, so costs cannot be measured. "
-            "On a CPU, set the environment variable TF_CPU_ALLOCATOR_USE_BFC=1 before "
-            "TensorFlow is imported."
-        ) from error
-
-
-def _device() -> str:
-    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
 def _measure(step: Step, traced: TracedStep) -> tuple[int, int]:
@@ -126,40 +107,23 @@ def _measure(step: Step, traced: TracedStep) -> tuple[int, int]:
     backward = whole.prune(given, built.gradients) if built.gradients else None
 
     def run() -> tuple[int, int]:
-        with _Peak() as ahead:
+        with measuring() as ahead:
             values = forward(*(data[x.name] for x in inputs))
         made = dict(zip((x.name for x in results), values, strict=True))
         arguments = [data[x.name] if x.name in data else made[x.name] for x in given]
-        with _Peak() as back:
+        with measuring() as back:
             gradients = backward(*arguments) if backward else []
         returned = sum(x.shape.num_elements() * x.dtype.size for x in gradients)
         own = sum(output.bytes for output in trace.outputs) + trace.residual_bytes
-        return max(0, ahead.bytes - own), max(0, back.bytes - returned)
+        return max(0, ahead.peak_bytes - own), max(0, back.peak_bytes - returned)
 
     run()  # The first run also allocates what kernels keep for good.
-    # The allocator may hand out a larger piece than was asked for: the lower figure is the truth.
-    forward_bytes, backward_bytes = zip(run(), run(), strict=True)
-    return min(forward_bytes), min(backward_bytes)
+    return run()
 
 
 def _is_kept(tensor: tf.Tensor) -> bool:
     """Whether a tensor that the backward pass reads comes from the forward pass's run."""
     return tensor.op.type not in {"Const", "Placeholder", "ReadVariableOp"}
-
-
-class _Peak:
-    """The most memory in use inside a `with` block, above what was in use before it."""
-
-    bytes = 0
-
-    def __enter__(self) -> _Peak:
-        tf.config.experimental.reset_memory_stats(_device())
-        self._before = tf.config.experimental.get_memory_info(_device())["current"]
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        peak = tf.config.experimental.get_memory_info(_device())["peak"]
-        self.bytes = peak - self._before
 
 
 def _random(like: tf.Tensor) -> tf.Tensor:

@@ -119,15 +119,17 @@ def run_recomputed(
         ) -> tuple[list[Any], list[Any]]:
             wanted = call.take_wanted()
             wanted_gradients = [output_gradients[i] for i in wanted]
-            tie = _tie(wanted_gradients)
-            with tf.GradientTape() as tape:
+            # The scope is how a memory timeline tells the second pass from the first.
+            with tf.name_scope("recompute"), tf.GradientTape() as tape:
+                tie = _tie(wanted_gradients)
                 tied_inputs = [tie(x) for x in inputs]
                 tape.watch(tied_inputs)
-                with tf.name_scope("recompute"):
-                    again = call.second_pass(tied_inputs, tie)
+                again = call.second_pass(tied_inputs, tie)
             sources = [*tied_inputs, *variables]
             outputs_again = [again[i] for i in wanted]
-            gradients = _gate(tape.gradient(outputs_again, sources, wanted_gradients))
+            gradients = tape.gradient(outputs_again, sources, wanted_gradients)
+            with tf.name_scope("recompute"):
+                gradients = _gate(gradients)
             return gradients[: len(inputs)], gradients[len(inputs) :]
 
         return outputs, gradient
