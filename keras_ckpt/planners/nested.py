@@ -100,14 +100,13 @@ class NestedTable:
             columns = range(len(self._columns), len(self._columns) + len(extra))
             self._variants.append([(0, end), *zip(extra, columns, strict=True)])
             self._columns += [(end, size) for size in extra]
-        # [state, column, i, m]; the last m stands for all below zero.
-        shape = (3, len(self._columns), self.steps + 2, self.levels + 2)
+        # [state, column, i, m]
+        shape = (3, len(self._columns), self.steps + 2, self.levels + 1)
         self._cost: Work = np.full(shape, np.inf)
         # [i][state, kind, m] of the whole model, if the next item is of this kind or smaller.
         self._whole: list[Work] = [
-            np.full((3, len(updates), self.levels + 2), np.inf) for updates in self._updates
+            np.full((3, len(updates), self.levels + 1), np.inf) for updates in self._updates
         ]
-        self._level = np.arange(self.levels + 1)
         self._first = int(inside)
         self._last_column = self.steps if inside else self.steps + 1
         for end in range(1, self.steps + 1):
@@ -155,26 +154,27 @@ class NestedTable:
         if whole:
             for state in range(3):
                 needed = self._units(self._needs.at_loss[state])
-                self._whole[-1][state, :, needed:-1] = 0.0
+                self._whole[-1][state, :, needed:] = 0.0
             self._cost[:, column, self.steps] = self._whole[-1][:, -1]
         else:
-            self._cost[:, column, end, :-1] = 0.0
+            self._cost[:, column, end] = 0.0
         for start in reversed(range(self._first, min(end, self.steps))):
             kinds = len(self._updates[start]) if whole else 1
-            segment = np.full((kinds, self.levels + 2), np.inf)
+            segment = np.full((kinds, self.levels + 1), np.inf)
             for item in self._segments(start, column):
                 kind = self._kind(start, item.stop, column)
-                self._improve(segment[kind, :-1], item, _AFTER_SEGMENT, start, column)
+                self._improve(segment[kind], item, _AFTER_SEGMENT, start, column)
             for state in range(3):
-                unheld = self._units(self._needs.unheld[state, start])
-                best = segment[:, np.maximum(self._level - unheld, -1)]
+                unheld = int(self._units(self._needs.unheld[state, start]))
+                best = np.full_like(segment, np.inf)
+                best[:, unheld:] = segment[:, : max(0, self.levels + 1 - unheld)]
                 kind = self._kind(start, start + 1, column)
                 for item in self._plain_steps(start, column, state):
                     self._improve(best[kind], item, _AFTER_STEP, start, column)
                 if whole:
                     np.minimum.accumulate(best, axis=0, out=best)
-                    self._whole[start][state, :, :-1] = best
-                self._cost[state, column, start, :-1] = best[-1]
+                    self._whole[start][state] = best
+                self._cost[state, column, start] = best[-1]
 
     def _improve(self, best: Work, item: _Item, state: int, start: int, column: int) -> None:
         """Puts the costs with this item first where they are lower."""
