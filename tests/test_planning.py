@@ -7,7 +7,6 @@ import keras
 import pytest
 
 from keras_ckpt import CheckpointMarker, make_plan
-from keras_ckpt.checkpoints import find_cuts
 from keras_ckpt.graph import linearise
 from keras_ckpt.planning import input_specs
 
@@ -109,32 +108,3 @@ def test_markers_are_the_default_where_there_are_any() -> None:
     plan = make_plan(keras.Model(inputs, x), checkpoints=None, batch_size=512)
     assert plan.checkpoints == "collection"
     assert [x.name for x in plan.kept] == ["input", "mark_1"]
-
-
-@pytest.mark.parametrize(
-    ("name", "cuts"),
-    [
-        ("inner", [3, 6]),
-        ("b", [2, 5]),
-        ("inner#2/b", [5]),
-        ("head", [7]),
-    ],
-)
-def test_layers_of_nested_models_are_found(name: str, cuts: list[int]) -> None:
-    """C34: by their own name, their whole path, or that of the model around them."""
-    layers = [keras.layers.Dense(4, name=letter) for letter in "abc"]
-    inner = keras.Sequential([keras.Input((4,)), *layers], name="inner")
-    inputs = keras.Input((4,))
-    outputs = keras.layers.Dense(1, name="head")(inner(inner(inputs)))
-    assert find_cuts([name], linearise(keras.Model(inputs, outputs))) == cuts
-
-
-def test_an_ambiguous_name_is_refused_with_the_choices() -> None:
-    first, second = (
-        keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="dense")], name=name)
-        for name in ("first", "second")
-    )
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, second(first(inputs)))
-    with pytest.raises(ValueError, match="Say which: 'first/dense', 'second/dense'"):
-        make_plan(model, checkpoints=["dense"])
