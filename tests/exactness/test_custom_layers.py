@@ -79,6 +79,23 @@ class Parts(L.Layer):
         return part(first["cube"], x, False, 2, name="square")["square"]
 
 
+class MaskedParts(L.Layer):
+    """C07: the mask travels with the tensor from one recomputed part to the next."""
+
+    def __init__(self, recomputed: bool) -> None:
+        super().__init__()
+        self.embedding = L.Embedding(5, 4, mask_zero=True)
+        self.lstm, self.recomputed = L.LSTM(6), recomputed
+
+    def build(self, shape: Any) -> None:
+        self.embedding.build(shape)
+        self.lstm.build((*shape, 4))
+
+    def call(self, x: Any) -> Any:
+        wrap = keras_ckpt.recompute if self.recomputed else (lambda function: function)
+        return wrap(self.lstm)(wrap(self.embedding)(ops.cast(5 * ops.abs(x), "int32")))
+
+
 class BoolFirst(L.Layer):
     """C12: a bool tensor as first output and as input."""
 
@@ -228,9 +245,10 @@ def test_custom_layers_train_the_same_under_xla(name: str) -> None:
     check(CASES[name], "jit", 3)
 
 
+@pytest.mark.parametrize("parts", [Parts, MaskedParts], ids=["none_and_flags_C13_C14", "masks_C07"])
 @pytest.mark.parametrize("execution", ["graph", "eager"])
-def test_none_and_flags_c13_c14(execution: str) -> None:
-    plain, ours = (Case(around(lambda x, r=r: Parts(r)(x)), X, Y) for r in (False, True))
+def test_parts_of_a_layer(parts: type, execution: str) -> None:
+    plain, ours = (Case(around(lambda x, r=r: parts(r)(x)), X, Y) for r in (False, True))
     tolerance = 0 if execution == "eager" else TOLERANCE
     assert_same(plain_run(ours, execution), plain_run(plain, execution), tolerance)
 
