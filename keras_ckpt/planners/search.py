@@ -178,6 +178,9 @@ class OneLevelSearch:
         for label in sorted(labels, key=lambda label: (label.held, label.work)):
             work = label.work if least_work else 0.0
             entry = max(label.entry, harmless)
+            alike = fronts.get(label.charged)  # most labels are dominated by one of their kind
+            if alike is not None and alike.reaches(label.held, work, entry):
+                continue
             if any(
                 front.reaches(label.held - self._bytes(label.charged & ~charged), work, entry)
                 for charged, front in fronts.items()

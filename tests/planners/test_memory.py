@@ -22,7 +22,7 @@ def brute_force(model: ModelCosts) -> tuple[int, float]:
     return min(peak_and_work(model, plan) for plan in one_level_plans(0, len(model.steps)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(costs(7, skips=True))
 def test_no_one_level_plan_of_a_graph_has_a_lower_peak_or_less_work(model: ModelCosts) -> None:
     assert peak_and_work(model, plan_memory(model)) == brute_force(model)
