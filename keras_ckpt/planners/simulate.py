@@ -25,8 +25,8 @@ than what made it. The rules of the machine:
 
 Known gaps: gradients that alias one another (both inputs of an Add) count once per storage;
 several partial gradients of one storage count as one; an update may take longer than the one
-step it is counted in, and it is not counted in a recompute that comes between; what the loss itself allocates besides
-the outputs' gradients is not counted.
+step it is counted in, and it is not counted in a recompute that comes between; what the loss
+itself allocates besides the outputs' gradients is not counted.
 """
 
 from __future__ import annotations
