@@ -52,7 +52,8 @@ def test_large_blocks_are_told_by_step_and_phase(report):
     planned = {
         report.plan.steps[i] for s in report.plan.segments for i in range(s.start, s.stop - 1)
     }
-    assert planned <= recomputed <= steps
+    # The tie that makes a segment wait for its gradients copies its input, and is no step.
+    assert planned <= recomputed <= steps | {""}
     for row in report.timeline:
         if row.step:
             inside = [
