@@ -89,7 +89,8 @@ def test_the_forward_pass_holds_the_memory_of_a_plain_model(plain_report):
     # The backward pass may be under way at the peak.
     assert len(kept & {f"tanh_{i}" for i in range(12)}) >= 6
     held = sum(h.bytes for h in holders)
-    assert abs(held - plain_report.peak_bytes) <= 64 * KIB  # A small block from before may go.
+    # The batch of the step before, which was there at the start, may be given back meanwhile.
+    assert abs(held - plain_report.peak_bytes) <= ACTIVATION + 64 * KIB
     assert [h.bytes for h in holders] == sorted((h.bytes for h in holders), reverse=True)
     assert len(plain_report.largest(3)) == 3
     assert "tanh_" in str(plain_report.largest())
