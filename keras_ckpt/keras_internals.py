@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from typing import Any
 
 import keras
@@ -345,17 +344,32 @@ def releasing_gradients() -> Iterator[None]:
         setattr(graph, _GRADIENTS, [])
     kept = getattr(graph, _GRADIENTS)
     registry = framework_ops.gradient_registry._registry
-    known = len(registry)
+    first = framework_ops.uid()
     try:
         yield
     finally:
-        for name in list(islice(registry, known, None)):
+        for name in _custom_gradients_since(first, registry):
             entry = registry[name]
-            if name.startswith("CustomGradient-") and not isinstance(entry["type"], _WeakGradient):
+            if not isinstance(entry["type"], _WeakGradient):
                 strong = entry["type"]
                 kept.append(strong)
                 registry[name] = {**entry, "type": _WeakGradient(strong), "location": None}
                 weakref.finalize(graph, registry.pop, name, None)
+
+
+def _custom_gradients_since(first: int, registry: dict[str, Any]) -> list[str]:
+    """The names of gradient functions made after a number of TensorFlow's counter was drawn.
+
+    Their place in the registry would not tell: older entries may go at any time.
+    """
+    names = []
+    for name in reversed(registry):
+        kind, _, number = name.partition("-")
+        if kind == "CustomGradient":
+            if int(number) < first:
+                break
+            names.append(name)
+    return names
 
 
 def _outermost_graph() -> Any:
