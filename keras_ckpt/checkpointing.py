@@ -73,10 +73,15 @@ class Checkpointing:
 
     @contextlib.contextmanager
     def train_step(self) -> Iterator[None]:
-        """Inside, a call is a training call even if the model's `call` takes no `training`."""
+        """Inside, a call is a training call even if the model's `call` takes no `training`.
+
+        Gradient functions of Keras's own are released as well: each would keep the whole trace,
+        and with it the model.
+        """
         self._in_train_step = True
         try:
-            yield
+            with keras_internals.releasing_gradients():
+                yield
         finally:
             self._in_train_step = False
 

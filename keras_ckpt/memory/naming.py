@@ -55,6 +55,8 @@ class Naming:
         self._optimizer = type(model.optimizer)
         self._names = _step_names(model)
         self._scopes: dict[str, str] = {}
+        # On the instance: a cache on the class would keep every instance for ever.
+        self._cached_place = functools.cache(self._place_in_graph)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -73,9 +75,8 @@ class Naming:
             path: TensorFlow's full name of it: with scopes in a graph, without in eager mode.
             marks: the marks that it lies in, outermost first.
         """
-        return self._place_in_graph(path) if "/" in path else _place_of_marks(path, marks)
+        return self._cached_place(path) if "/" in path else _place_of_marks(path, marks)
 
-    @functools.cache  # noqa: B019 - dies with the profile
     def _place_in_graph(self, path: str) -> Place:
         parts = path.split("/")
         while _CALL.fullmatch(parts[0]) and len(parts) > 1:
