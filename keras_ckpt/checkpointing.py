@@ -17,7 +17,7 @@ from keras_ckpt import keras_internals
 from keras_ckpt.checkpoints import Setting, check_setting
 from keras_ckpt.execute import Execution
 from keras_ckpt.graph import LinearModel, linearise
-from keras_ckpt.plan import Plan
+from keras_ckpt.plan import Plan, unnumbered
 from keras_ckpt.planning import DEFAULT_BATCH_SIZE, check_against, input_specs, plan_steps
 from keras_ckpt.sizes import parse_bytes
 from keras_ckpt.subclassed import TracedCalls
@@ -55,7 +55,7 @@ class Checkpointing:
         self._model = model
         self._linear = (graph, linear)
         self._traced = TracedCalls(model)
-        self._plans: dict[LinearModel, Plan] = {}
+        self._plans: dict[Any, Plan] = {}
         self._batch_size = DEFAULT_BATCH_SIZE
         self._in_train_step = False
 
@@ -67,9 +67,14 @@ class Checkpointing:
         return {"checkpoints": setting, "memory_limit": self.memory_limit}
 
     def note_batch_size(self, x: Any, batch_size: int | None) -> None:
-        """Remembers the batch size that `fit` was asked for, for shapes that leave it open."""
+        """Remembers the batch size that `fit` was asked for, for shapes that leave it open.
+
+        Where the plan was made for a smaller one, another is made, and the step traced again.
+        """
         if batch_size is not None or not hasattr(x, "element_spec"):
             self._batch_size = batch_size or DEFAULT_BATCH_SIZE
+            if self.plan is not None and self._is_outgrown(self.plan, self._batch_size):
+                self._model.train_function = None
 
     @contextlib.contextmanager
     def train_step(self) -> Iterator[None]:
@@ -126,11 +131,21 @@ class Checkpointing:
         return linear
 
     def _plan_for(self, linear: LinearModel, inputs: list[Any]) -> Plan:
-        if linear not in self._plans:
-            shapes = [tuple(x.shape) for x in inputs]
-            specs = input_specs(linear, self._batch_size, shapes)
-            self._plans[linear] = plan_steps(
-                linear, self.setting, specs, self.memory_limit, self._model
-            )
-        self.plan = self._plans[linear]
-        return self.plan
+        """The plan for steps and shapes; made again when other weights are trained."""
+        shapes = [tuple(x.shape) for x in inputs]
+        specs = input_specs(linear, self._batch_size, shapes)
+        trained = tuple(weight.trainable for weight in self._model.weights)
+        names = tuple(unnumbered(step.name) for step in linear.steps)
+        key = (names, trained, tuple(shape[1:] for shape in shapes))
+        known = self._plans.get(key)
+        batch_size = specs[0].shape[0] if specs and specs[0].shape else None
+        if known is None or self._is_outgrown(known, batch_size):
+            known = plan_steps(linear, self.setting, specs, self.memory_limit, self._model)
+            self._plans[key] = known
+        self.plan = known
+        return known
+
+    def _is_outgrown(self, plan: Plan, batch_size: int | None) -> bool:
+        """Whether a plan that was chosen by its costs was chosen for a smaller batch."""
+        by_costs = self.setting in (None, "memory", "speed", "budget")
+        return by_costs and (batch_size or 0) > (plan.batch_size or 0)

@@ -21,6 +21,8 @@ from keras_ckpt.checkpoints import check_setting
 from keras_ckpt.model import CheckpointedModel
 from keras_ckpt.sizes import parse_bytes
 
+_CHECKPOINTING = "_keras_ckpt_switched_on"
+
 _Settings = tuple[Any, int | str | None]
 
 
@@ -29,8 +31,7 @@ class _Switch:
 
     def __init__(self, settings: _Settings) -> None:
         self.settings = settings
-        self._models: weakref.WeakKeyDictionary[keras.Model, Checkpointing]
-        self._models = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
     def call(self, model: keras.Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a model, under a plan if it is the outermost one."""
@@ -47,8 +48,10 @@ class _Switch:
         @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
             if model not in self._models:
-                self._models[model] = Checkpointing(model, *self.settings)
-            return self._models[model].call(plain, args, kwargs)
+                self._models.add(model)
+                # On the model, since it refers to the model: kept here, both would stay for ever.
+                vars(model)[_CHECKPOINTING] = Checkpointing(model, *self.settings)
+            return vars(model)[_CHECKPOINTING].call(plain, args, kwargs)
 
         # Keras looks `call` up on the instance. Past its `__setattr__`, which would track it.
         vars(model)["call"] = call
@@ -61,6 +64,7 @@ class _Switch:
         """Has the train steps that were traced under the switch traced again."""
         for model in self._models:
             model.train_function = None
+            vars(model).pop(_CHECKPOINTING, None)
 
 
 _switch: _Switch | None = None

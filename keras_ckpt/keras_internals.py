@@ -155,6 +155,19 @@ def recording_call() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def forgetting_nodes(model: keras.Model) -> Iterator[None]:
+    """Drops the nodes that symbolic calls inside add to a model's layers, which keep them all."""
+    layers = flatten_layers(model)
+    counts = [(len(x._inbound_nodes), len(x._outbound_nodes)) for x in layers]
+    try:
+        yield
+    finally:
+        for layer, (inbound, outbound) in zip(layers, counts, strict=True):
+            del layer._inbound_nodes[inbound:]
+            del layer._outbound_nodes[outbound:]
+
+
 class _NoState(keras.StatelessScope):
     """Refuses what a record of a call cannot hold."""
 

@@ -82,7 +82,7 @@ class Plan:
             ValueError: naming the first step that differs.
         """
         for i, (planned, actual) in enumerate(zip(self.steps, steps, strict=False)):
-            if _unnumbered(planned) != _unnumbered(actual):
+            if unnumbered(planned) != unnumbered(actual):
                 raise ValueError(
                     f"The plan was made for another model than '{model}': its step {i} is "
                     f"'{planned}', the model's is '{actual}'. Make a new plan with "
@@ -201,7 +201,8 @@ class Plan:
             yield f"Predicted overhead: {self.predicted_overhead:.1%} more FLOPs per train step"
 
 
-def _unnumbered(name: str) -> str:
+def unnumbered(name: str) -> str:
+    """A step's name without the numbers that Keras gives to layers that have no name."""
     return re.sub(r"_\d+(?=[/#]|$)", "", name)
 
 

@@ -224,8 +224,8 @@ def _running_once(plan: Plan, once: Collection[int]) -> Plan:
 
 def _notes(steps: Sequence[str], once: Collection[int]) -> tuple[str, ...]:
     return tuple(
-        f"Step '{steps[i]}' is never recomputed: it updates its state inside a TensorFlow loop or "
-        "function, where that cannot be replayed."
+        f"Step '{steps[i]}' is never recomputed: it changes state that cannot be replayed, inside "
+        "a TensorFlow loop or function, or in variables or random numbers of TensorFlow's own."
         for i in sorted(once)
     )
 

@@ -24,6 +24,7 @@ one cannot be replayed, and is refused.
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -117,7 +118,7 @@ def run_recomputed(
         def gradient(
             *output_gradients: Any, variables: Iterable[tf.Variable] = ()
         ) -> tuple[list[Any], list[Any]]:
-            wanted = call.take_wanted()
+            wanted = call.take_wanted(len(output_gradients))
             wanted_gradients = [output_gradients[i] for i in wanted]
             # The scope is how a memory timeline tells the second pass from the first.
             with tf.name_scope("recompute"), tf.GradientTape() as tape:
@@ -154,6 +155,7 @@ class _Call:
         self._find_layers = find_layers
         self._call_state = keras_internals.call_state()
         self._randomness = randomness.capture()
+        self._wanted: set[int] = set()
 
     def differentiable_inputs(self) -> list[tf.Tensor]:
         return self._arguments.differentiable
@@ -190,15 +192,13 @@ class _Call:
         TensorFlow fills in zeros for the others. A weight that only these need would get zeros for
         a gradient, too, and an optimizer that decays would change it.
         """
-        self._always_wanted = len(outputs) == 1
-        self._wanted: set[int] = set()
-        if self._always_wanted:
+        if len(outputs) == 1:
             return list(outputs)
         return [_noting(x, functools.partial(self._wanted.add, i)) for i, x in enumerate(outputs)]
 
-    def take_wanted(self) -> list[int]:
+    def take_wanted(self, results: int) -> list[int]:
         """The numbers of the results that a gradient came back for since this was last asked."""
-        wanted = [0] if self._always_wanted else sorted(self._wanted)
+        wanted = sorted(self._wanted) or list(range(results))
         self._wanted.clear()
         return wanted
 
@@ -336,7 +336,8 @@ def _referenced_by(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with keras_internals.ignoring_empty_cell():
             yield name, cell.cell_contents
-    names = set(code.co_names) & function.__globals__.keys()
+    loaded = {x.argval for x in dis.get_instructions(code) if x.opname == "LOAD_GLOBAL"}
+    names = loaded & function.__globals__.keys()
     yield from ((name, function.__globals__[name]) for name in sorted(names))
 
 

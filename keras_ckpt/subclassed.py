@@ -45,20 +45,27 @@ class TracedCall:
 
 
 class TracedCalls:
-    """The recorded calls of one model, by what its arguments look like."""
+    """Records the calls of one model, and remembers what cannot be recorded."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._calls: dict[Any, TracedCall | None] = {}
+        self._refused: set[str] = set()
 
     def find(
         self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TracedCall | None:
-        """The recorded call for such arguments; None if it cannot be recorded."""
+        """The recorded call for such arguments; None if it cannot be recorded.
+
+        A call is recorded anew each time, since it may depend on attributes of the model: in a
+        graph that is once for each trace, as Keras itself runs it.
+        """
         key = _signature(args, kwargs)
-        if key not in self._calls:
-            self._calls[key] = self._record(plain, args, kwargs)
-        return self._calls[key]
+        if key in self._refused:
+            return None
+        call = self._record(plain, args, kwargs)
+        if call is None:
+            self._refused.add(key)
+        return call
 
     def _record(
         self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -66,11 +73,12 @@ class TracedCalls:
         symbolic = keras.tree.map_structure(keras_internals.symbolic, (args, kwargs))
         inputs = [x for x in keras.tree.flatten(symbolic) if isinstance(x, keras.KerasTensor)]
         try:
-            with keras_internals.recording_call(), randomness.refusing():
-                result = plain(*symbolic[0], **symbolic[1])
-            flat = tuple(keras.tree.flatten(result))
-            outputs = [x for x in flat if isinstance(x, keras.KerasTensor)]
-            linear = linearise_graph(self._model.name, inputs, outputs)
+            with keras_internals.forgetting_nodes(self._model):
+                with keras_internals.recording_call(), randomness.refusing():
+                    result = plain(*symbolic[0], **symbolic[1])
+                flat = tuple(keras.tree.flatten(result))
+                outputs = [x for x in flat if isinstance(x, keras.KerasTensor)]
+                linear = linearise_graph(self._model.name, inputs, outputs)
         except Exception as e:  # Any failure of a user's code on symbolic tensors means the same.
             warnings.warn(
                 f"The `call` of model '{self._model.name}' ({type(self._model).__name__}) cannot "

@@ -1,5 +1,7 @@
 """The process-wide switch: on, it recomputes in models it does not own; off, it leaves no trace."""
 
+import gc
+import weakref
 from typing import Any
 
 import keras
@@ -77,6 +79,16 @@ def test_off_it_leaves_no_trace() -> None:
     keras_ckpt.disable()
     assert dict(vars(keras.Model)) == before
     assert "call" not in vars(model)
+
+
+def test_models_that_are_gone_are_released() -> None:
+    with keras_ckpt.enabled(checkpoints=2):
+        model = Subclassed()
+        calls_in_training(model)
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
 
 
 def test_train_steps_traced_under_it_are_traced_again() -> None:

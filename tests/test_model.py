@@ -242,6 +242,27 @@ def test_another_setting_makes_another_plan() -> None:
     model.fit(X, Y, verbose=0)
 
 
+def test_other_weights_or_a_larger_batch_make_another_plan() -> None:
+    """C27: unfreezing, and a batch that the plan was not made for."""
+    x = inputs = keras.Input((8,))
+    for _ in range(6):
+        x = keras.layers.Dense(64, "gelu")(x)
+    backbone = keras.Model(inputs, x)
+    backbone.trainable = False
+    model = CheckpointedModel(backbone.input, keras.layers.Dense(1)(backbone.output))
+    data = np.ones((64, 8)), np.ones((64, 1))
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="Nothing is recomputed"):
+        model.fit(*data, batch_size=32, verbose=0)
+    assert not model.plan.segments
+    backbone.trainable = True
+    model.compile("sgd", "mse")
+    model.fit(*data, batch_size=32, verbose=0)
+    assert model.plan.segments
+    model.fit(*data, batch_size=64, verbose=0)
+    assert model.plan.batch_size == 64
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -250,6 +250,18 @@ def test_a_closed_over_tensor_is_refused() -> None:
         recompute(lambda x: x * scale)(tf.ones(2))
 
 
+SCALE = tf.constant(2.0)
+
+
+def test_an_attribute_may_be_named_like_a_global_tensor() -> None:
+    class Settings:
+        SCALE = 3.0
+
+    assert recompute(lambda x: x * Settings.SCALE)(tf.ones(())) == 3.0
+    with pytest.raises(ValueError, match="uses the tensor 'SCALE' from outside"):
+        recompute(lambda x: x * SCALE)(tf.ones(()))
+
+
 def test_a_layer_created_inside_is_refused_and_named() -> None:
     """C24."""
     with pytest.raises(ValueError, match="creates the variables 'made_inside/kernel'"):

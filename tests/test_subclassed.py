@@ -63,6 +63,23 @@ def test_arguments_and_results_may_be_nested() -> None:
     assert result["flag"] is True
 
 
+class Scaled(Stack):
+    """Depends on an attribute that a user may change at any time."""
+
+    scale = 1.0
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        return super().call(x) * self.scale
+
+
+def test_a_changed_attribute_is_seen() -> None:
+    model = Scaled(checkpoints=3)
+    assert np.any(model(X, training=True))
+    model.scale = 0.0
+    assert not np.any(model(X, training=True))
+    assert not any(block._inbound_nodes for block in model.blocks)
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"), [(Counting, "assigns the variable|reads the variable"), (Deciding, "")]
 )
