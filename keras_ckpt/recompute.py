@@ -158,7 +158,8 @@ class _Call:
         self._wanted: set[int] = set()
 
     def differentiable_inputs(self) -> list[tf.Tensor]:
-        return self._arguments.differentiable
+        # TensorFlow wants at least one tensor, and a function of integers may also return none.
+        return self._arguments.differentiable or [tf.zeros(())]
 
     def first_pass(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Runs the function as plain Keras does; returns its differentiable results."""

@@ -156,6 +156,13 @@ def test_bool_and_integer_tensors_pass(mode: str) -> None:
     np.testing.assert_array_equal(gradient, [4.0, 0.0])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_function_may_have_nothing_to_differentiate(mode: str) -> None:
+    """C12: what makes a mask, say: integers in, bools out."""
+    nonzero = run_in(mode, recompute(lambda ids: tf.not_equal(ids, 0)))
+    np.testing.assert_array_equal(nonzero(tf.constant([1, 0])), [True, False])
+
+
 def test_masks_cross_the_boundary() -> None:
     """C07: the mask of an argument is seen inside, in both passes; that of a result outside."""
     seen = []
