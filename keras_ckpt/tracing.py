@@ -6,6 +6,7 @@ traces are kept as long as the linearised model is, so that planning again is qu
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
 from collections.abc import Hashable, Sequence
@@ -172,14 +173,19 @@ def _optimizer_variables(model: keras.Model) -> list[keras.Variable]:
     if optimizer is None or optimizer.built:
         return optimizer.variables if optimizer else []
 
-    def build_twin() -> list[keras.Variable]:
+    def build_twin(scope: contextlib.AbstractContextManager[Any]) -> list[keras.Variable]:
         twin = type(optimizer).from_config(optimizer.get_config())
-        # Variables made in a stateless scope have a shape, but take no memory yet.
-        with keras.StatelessScope(initialize_variables=False):
+        with scope:
             twin.build(model.trainable_variables)
         return list(twin.variables)
 
-    return keras_internals.run_isolated(build_twin)
+    # Variables made in a stateless scope have a shape, but take no memory yet.
+    stateless = keras.StatelessScope(initialize_variables=False)
+    try:
+        return keras_internals.run_isolated(lambda: build_twin(stateless))
+    except (ValueError, AttributeError):
+        # Some optimizers fill their variables at once, which the scope refuses: so they are made.
+        return keras_internals.run_isolated(lambda: build_twin(contextlib.nullcontext()))
 
 
 def _variable_bytes(variables: Sequence[keras.Variable]) -> int:
